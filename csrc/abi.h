@@ -1,0 +1,94 @@
+// The C ABI of shared artifacts: what a rank process passes to a kernel that was built as a shared object.
+// Plain C types only; every struct is mirrored once in tktune/families/abi.py and its size is checked at load.
+#ifndef TKTUNE_ABI_H
+#define TKTUNE_ABI_H
+
+#include <stdint.h>
+
+#define TKT_ABI_VERSION 1
+#define TKT_MAX_WORLD 8
+#define TKT_EXPORT __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// How a launch ended.
+enum tkt_end { TKT_DONE = 0, TKT_ABORTED = 1, TKT_SPIN_LIMIT = 2, TKT_BAD_ARGUMENT = 3 };
+
+// What the wait that gave up saw. Lives in the driver-owned control page; `set` is written last.
+typedef struct {
+    int32_t set;
+    int32_t rank;
+    int32_t block;
+    char role[16];
+    char word[24];
+    int32_t index;  // which word of that name
+    int64_t expected;
+    int64_t seen;
+} tkt_spin_report;
+
+// The machine a launch runs on: seats stand for SMs.
+typedef struct {
+    int32_t seats;         // blocks that can be resident at once
+    int32_t seating;       // 0: lowest block first; 1: highest first; 2: shuffled by seating_seed
+    uint64_t seating_seed;
+    int64_t spin_limit_ns;
+    volatile uint32_t* abort_word;
+    tkt_spin_report* report;
+} tkt_machine;
+
+enum tkt_order { TKT_ORDER_SLOT = 0, TKT_ORDER_TOKEN = 1 };
+enum tkt_raster { TKT_RASTER_ROWS = 0, TKT_RASTER_COLS = 1 };
+enum tkt_roles { TKT_COMMUNICATE = 1, TKT_COMPUTE = 2, TKT_GATED = 4 };
+
+// Everything one launch reads and writes. Row-major; P = num_pad_blocks * pad rows; bf16 is uint16_t.
+typedef struct {
+    int32_t rank, world;
+    int32_t hidden, cols, tokens, top_k, local_experts, pad;
+    int32_t num_pad_blocks;
+    int32_t weight_layout;              // 0: (experts, hidden, cols); 1: (experts, cols, hidden)
+    const uint16_t* x[TKT_MAX_WORLD];   // each rank's token rows, (tokens, hidden); symmetric
+    const uint16_t* weights;
+    uint16_t* gathered;                 // (P, hidden)
+    uint16_t* out;                      // (P, cols)
+    const int32_t* pull_indices;        // (P, 2): source rank, source token; -1 on padding
+    const int32_t* block_expert;        // (num_pad_blocks)
+    const int32_t* block_rows;          // (num_pad_blocks): real rows, pad - slack
+    const int32_t* pull_tokens;         // (num_pull_tokens, 2): tokens this rank wants, in pull order
+    const int32_t* pull_slots;          // (num_pull_tokens, top_k): their slots here, -1 where none
+    int32_t num_pull_tokens;
+    int32_t* arrivals;                  // (num_pad_blocks), seeded with slack; re-seeded by the launch's tail
+    int32_t* dispensers;                // (4): next wave, next task, blocks done, spare; zeroed by the tail
+    uint64_t* barrier[TKT_MAX_WORLD];   // (world) words on each rank; word s is written by rank s only
+    uint64_t start_sequence;            // 0: no start barrier; else meet all ranks at this number first
+    int32_t num_comp_blocks, num_comm_blocks;
+    int32_t order, raster, backoff;     // backoff: pauses before a wait starts to yield
+    int32_t roles;                      // which roles run, and whether compute is gated
+} tkt_globals;
+
+typedef struct {
+    int64_t time_ns;  // from the end of the start barrier to the last block's end
+    int64_t cpu_ns;   // CPU time of all threads of this launch
+    int32_t end;      // tkt_end
+} tkt_result;
+
+// What an artifact states of itself: its compile-time choices.
+typedef struct {
+    int32_t abi_version;
+    int32_t globals_bytes, machine_bytes, result_bytes, report_bytes;
+    int32_t world, row_block, col_block, red_block, stages, consumer_warps;
+    int32_t smem_bytes, threads_per_block;
+    char family[24];
+} tkt_facts;
+
+TKT_EXPORT const tkt_facts* tkt_describe(void);
+TKT_EXPORT int tkt_launch(const tkt_globals* globals, const tkt_machine* machine, tkt_result* result);
+TKT_EXPORT int tkt_barrier(const tkt_globals* globals, const tkt_machine* machine, uint64_t sequence);
+TKT_EXPORT void tkt_close(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

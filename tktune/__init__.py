@@ -1,0 +1,25 @@
+"""tktune finds, proves and serves the fastest configuration of kernels that fuse communication with compute."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load", "lookup"]
+
+if TYPE_CHECKING:
+    from tktune.runtime.lookup import lookup
+    from tktune.runtime.operator import load
+
+
+def __getattr__(name: str) -> Any:
+    """`lookup` and `load` are imported on first use: importing tktune costs nothing."""
+    if name == "lookup":
+        from tktune.runtime.lookup import lookup
+
+        return lookup
+    if name == "load":
+        from tktune.runtime.operator import load
+
+        return load
+    raise AttributeError(f"module 'tktune' has no attribute {name!r}")

@@ -1,0 +1,76 @@
+"""A config: one value for every parameter, immutable, hashable, with one digest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from tktune.core.canonical import canonical_json, digest
+
+Value = int | str
+
+
+class Config(Mapping[str, Value]):
+    """One value for every parameter.
+
+    >>> config = Config(ROW_BLOCK=64, STAGES=3)
+    >>> config["STAGES"], config.replace(STAGES=4)["STAGES"]
+    (3, 4)
+    """
+
+    __slots__ = ("_digest", "_values")
+
+    def __init__(
+        self, values: Mapping[str, Value] | Iterable[tuple[str, Value]] = (), **named: Value
+    ) -> None:
+        merged = dict(values, **named)
+        for name, value in merged.items():
+            if isinstance(value, bool) or not isinstance(value, int | str):
+                raise TypeError(f"{name} = {value!r}: a parameter's value is an int or a str")
+        self._values: dict[str, Value] = dict(sorted(merged.items()))
+        self._digest: str | None = None
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self._values == other._values
+
+    def __repr__(self) -> str:
+        return f"Config({self})"
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self._values.items())
+
+    def number(self, name: str) -> int:
+        """The value of a parameter that is a number (TypeError when it is a word)."""
+        value = self._values[name]
+        if not isinstance(value, int):
+            raise TypeError(f"{name} = {value!r} is not a number")
+        return value
+
+    def replace(self, **changes: Value) -> Config:
+        return Config({**self._values, **changes})
+
+    def only(self, names: Iterable[str]) -> Config:
+        """The part of the config that names these parameters (the build part, the launch part)."""
+        wanted = set(names)
+        return Config({name: value for name, value in self._values.items() if name in wanted})
+
+    @property
+    def digest(self) -> str:
+        if self._digest is None:
+            self._digest = digest(self._values)
+        return self._digest
+
+    @property
+    def json(self) -> str:
+        return canonical_json(self._values)
