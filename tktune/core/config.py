@@ -29,6 +29,14 @@ class Config(Mapping[str, Value]):
         self._values: dict[str, Value] = dict(sorted(merged.items()))
         self._digest: str | None = None
 
+    @classmethod
+    def of_sorted(cls, values: dict[str, Value]) -> Config:
+        """A config that takes `values` as they are: already sorted by name and checked (for enumeration)."""
+        config = cls.__new__(cls)
+        config._values = values
+        config._digest = None
+        return config
+
     def __getitem__(self, name: str) -> Value:
         return self._values[name]
 

@@ -61,16 +61,27 @@ PRESETS = {
 
 
 def device_class(name: str) -> DeviceClass:
-    """The device class called `name`: "cpu" (this machine), or a preset such as "sm_90a" for dry runs.
+    """The device class called `name`: "cpu" (this machine), "cuda" (this host's first GPU), or a preset such
+    as "sm_90a" for dry runs.
 
-    Raises `DeviceAbsent` for an unknown name.
+    Raises `DeviceAbsent` for an unknown name, or where the host has no GPU.
     """
     if name == "cpu":
         from tktune.core.device_cpu import cpu_device_class
 
         return cpu_device_class()
+    if name == "cuda":
+        from tktune.core.device_cuda import cuda_device_classes
+
+        found = cuda_device_classes()
+        if not found:
+            raise DeviceAbsent(
+                "No CUDA driver or GPU answers on this host.",
+                f"Use --device cpu, or a class for a dry run: {', '.join(PRESETS)}.",
+            )
+        return found[0]
     try:
         return PRESETS[name]
     except KeyError:
-        known = ", ".join(["cpu", *PRESETS])
+        known = ", ".join(["cpu", "cuda", *PRESETS])
         raise DeviceAbsent(f"There is no device class called {name!r}.", f"Use one of: {known}.") from None

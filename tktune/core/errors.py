@@ -55,6 +55,17 @@ class NewerSchema(DatabaseError):
     """The database was made by a newer version of tktune."""
 
 
+class AlreadyMeasured(WorkError):
+    """A config that must not be launched again: it has its verdict, runs just now, or is quarantined.
+
+    `status` is the standing one ("started" while it runs).
+    """
+
+    def __init__(self, status: str, sentence: str, way_out: str = "") -> None:
+        self.status = status
+        super().__init__(sentence, way_out)
+
+
 class CacheError(WorkError):
     """The artifact cache is not ours, not writable, or full."""
 
@@ -84,4 +95,16 @@ class ConstraintRefused(WorkError):
 
 
 class LaunchFailed(WorkError):
-    """A launch ended without its result: aborted, out of its spin limit, or faulted."""
+    """A launch ended without its result: `code` says how ("aborted", "spin_limit", a device error code)."""
+
+    def __init__(self, sentence: str, way_out: str = "", code: str = "") -> None:
+        self.code = code
+        super().__init__(sentence, way_out)
+
+
+class DeviceError(WorkError):
+    """A call of the device's driver failed; `code` is the driver's own name for the error."""
+
+    def __init__(self, sentence: str, way_out: str = "", code: str = "") -> None:
+        self.code = code
+        super().__init__(sentence, way_out)

@@ -14,6 +14,7 @@ DTYPES = ("bf16",)
 WEIGHT_LAYOUTS = ("ekn", "enk")
 MAX_WORLD = 8
 MAX_EXPERTS = 256
+LARGEST_NUMBER = 2**31 - 1  # kernels and the store count in 32-bit numbers
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class Problem:
             if value < 1:
                 raise ProblemError(
                     f"{name} = {value} is not positive.", f"Give {name} a value of at least 1."
+                )
+            if value > LARGEST_NUMBER:
+                raise ProblemError(
+                    f"{name} = {value} is more than a kernel can count ({LARGEST_NUMBER}).",
+                    f"Give {name} a smaller value.",
                 )
         if self.family == "grouped_gemm":
             if self.world != 1:
@@ -100,7 +106,9 @@ class Problem:
             )
         from tktune.core.routing import parse_routing
 
-        object.__setattr__(self, "routing", parse_routing(self.routing).text)
+        routing = parse_routing(self.routing)
+        routing.check(self)
+        object.__setattr__(self, "routing", routing.text)
 
     @property
     def expert_ranks(self) -> int:

@@ -4,6 +4,7 @@ model before anything is launched.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,8 +22,10 @@ class Wait:
 class Role:
     """Blocks of one launch that do the same thing.
 
-    `resident` roles hold their seat until the launch ends; others give it back, so that seats rotate.
-    `becomes` names a role that its blocks take up once their own work is done.
+    `resident` blocks hold their seat as long as any wait of the launch may last; the others never wait and give
+    it back when their own work is done, so that seats rotate.
+    `becomes` names a role that its blocks take up once their own work is done. Blocks of a role that `drains`
+    draw from one queue: none leaves it before all of the role's work is with a seated block.
     """
 
     name: str
@@ -30,6 +33,19 @@ class Role:
     waits: tuple[Wait, ...] = ()
     resident: bool = True
     becomes: str | None = None
+    drains: bool = False
+
+
+RULES = {
+    "D1": "blocks that may wait for blocks of the same launch are fewer than the resident blocks, unless all are seated",
+    "D2": "every role has a block, and roles that hold their seats to the end all fit",
+    "D3": "the wait graph over (rank, role) has no circle, and each wait names a supplier that exists",
+    "D4": "an auxiliary kernel that spins leaves two seats",
+    "D5": "all ranks run the same roles under the same wire protocol",
+    "D6": "nothing allocates, compiles or loads while a role spins",
+    "D7": "seats taken by other work on the device are not counted on",
+    "D8": "every wait is bounded",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,9 @@ class RoleModel:
 
     `resident_blocks` is queried SMs × occupancy − reserve. `spin_limit_s` bounds every wait (0 = unbounded).
     `sm_reserve` seats are left to other work on the device. `auxiliary_grid` is the grid of any other kernel
-    that spins on this device at the same time.
+    that spins on this device at the same time. `queried_blocks` is what the device can seat now (0 = not asked
+    again since `resident_blocks` was computed). `preloaded` says that everything is loaded and sized before the
+    first wait. `protocol` lists, as NAME=value, what must be equal on all ranks.
     """
 
     roles: tuple[Role, ...]
@@ -48,9 +66,24 @@ class RoleModel:
     sm_reserve: int = 0
     auxiliary_grid: int = 0
     protocol: tuple[str, ...] = field(default=())
+    queried_blocks: int = 0
+    preloaded: bool = True
 
     def role(self, name: str) -> Role | None:
         return next((role for role in self.roles if role.name == name), None)
+
+    def may_wait(self, role: Role) -> bool:
+        """Whether a block of `role` may wait while its role still has work that no seated block holds: in its own
+        work, or in a role that it takes up before its first role is drained.
+        """
+        later: Role | None = role
+        seen: set[str] = set()
+        while later is not None and later.name not in seen:
+            if later.waits:
+                return True
+            seen.add(later.name)
+            later = self.role(later.becomes) if later.becomes and not later.drains else None
+        return False
 
 
 @dataclass(frozen=True)
@@ -62,47 +95,11 @@ class BrokenRule:
 
 
 def broken_rules(model: RoleModel) -> list[BrokenRule]:
-    """Every deadlock rule that `model` breaks; empty when it can always finish.
+    """Every deadlock rule of `RULES` that `model` breaks on its own; empty when it can always finish.
 
-    D1: blocks that may wait on blocks of the same launch are fewer than the resident blocks, unless all blocks
-    of the launch are seated at once. D2: every role that is waited for has a block. D3: the wait graph over
-    (rank, role) is acyclic and each wait names a supplier that exists. D4: a spinning auxiliary kernel leaves
-    two SMs. D8: every wait is bounded.
+    D5 compares ranks: see `broken_between_ranks`.
     """
-    broken: list[BrokenRule] = []
-    total = sum(role.blocks for role in model.roles)
-    waiting = sum(role.blocks for role in model.roles if any(w.scope == "local" for w in role.waits))
-    if total > model.resident_blocks and waiting >= model.resident_blocks:
-        broken.append(
-            BrokenRule(
-                "D1",
-                f"{waiting} blocks may wait for others while {model.resident_blocks} can be resident and "
-                f"{total} are launched: those they wait for may never get a seat",
-            )
-        )
-    if total > model.resident_blocks and any(r.resident and r.blocks for r in model.roles if not r.waits):
-        suppliers = [r.name for r in model.roles if r.resident and r.blocks and not r.waits]
-        broken.append(
-            BrokenRule(
-                "D2",
-                f"{total} blocks are launched and {model.resident_blocks} can be resident, but "
-                f"{', '.join(suppliers)} must be resident from the start",
-            )
-        )
-    for role in model.roles:
-        if role.blocks < 1:
-            broken.append(BrokenRule("D2", f"the role {role.name} has no block"))
-        for wait in role.waits:
-            if model.role(wait.supplier) is None:
-                broken.append(
-                    BrokenRule(
-                        "D3",
-                        f"{role.name} waits for {wait.word} and no role called {wait.supplier} supplies it",
-                    )
-                )
-    cycle = _cycle(model)
-    if cycle:
-        broken.append(BrokenRule("D3", f"roles wait in a circle: {' → '.join(cycle)}"))
+    broken = [*_seats(model), *_waits(model)]
     if model.auxiliary_grid and model.auxiliary_grid > model.resident_blocks - 2:
         broken.append(
             BrokenRule(
@@ -111,8 +108,77 @@ def broken_rules(model: RoleModel) -> list[BrokenRule]:
                 f"{model.resident_blocks} seats",
             )
         )
-    if model.spin_limit_s <= 0:
+    waits = any(role.waits for role in model.roles)
+    if waits and not model.preloaded:
+        broken.append(
+            BrokenRule("D6", "something is loaded, compiled or allocated after the first wait may start")
+        )
+    if model.queried_blocks and model.resident_blocks + model.sm_reserve > model.queried_blocks:
+        broken.append(
+            BrokenRule(
+                "D7",
+                f"the launch counts on {model.resident_blocks} seats beside {model.sm_reserve} reserved ones, "
+                f"and the device now seats {model.queried_blocks}",
+            )
+        )
+    if waits and model.spin_limit_s <= 0:
         broken.append(BrokenRule("D8", "waits have no spin limit"))
+    return broken
+
+
+def broken_between_ranks(models: Sequence[RoleModel]) -> list[BrokenRule]:
+    """D5: what differs between the models of all ranks, in rank order."""
+    broken = []
+    for rank, model in enumerate(models[1:], start=1):
+        first = models[0]
+        if [role.name for role in model.roles] != [role.name for role in first.roles]:
+            broken.append(BrokenRule("D5", f"rank {rank} runs other roles than rank 0"))
+        differ = sorted(set(model.protocol) ^ set(first.protocol))
+        if differ or model.world != first.world:
+            what = ", ".join(differ) or f"world={model.world}"
+            broken.append(BrokenRule("D5", f"rank {rank} differs from rank 0 in what the wire shows: {what}"))
+    return broken
+
+
+def _seats(model: RoleModel) -> list[BrokenRule]:
+    broken = []
+    total = sum(role.blocks for role in model.roles)
+    waiting = sum(role.blocks for role in model.roles if model.may_wait(role))
+    holding = sum(role.blocks for role in model.roles if role.resident)
+    if total > model.resident_blocks and waiting >= model.resident_blocks:
+        broken.append(
+            BrokenRule(
+                "D1",
+                f"{waiting} blocks may wait for others while {model.resident_blocks} can be resident and "
+                f"{total} are launched: those they wait for may never get a seat",
+            )
+        )
+    if waiting and holding > model.resident_blocks:
+        broken.append(
+            BrokenRule(
+                "D2",
+                f"{holding} blocks hold their seats to the end and {model.resident_blocks} can be resident: "
+                "the others never start",
+            )
+        )
+    for role in model.roles:
+        if role.blocks < 1:
+            broken.append(BrokenRule("D2", f"the role {role.name} has no block"))
+    return broken
+
+
+def _waits(model: RoleModel) -> list[BrokenRule]:
+    broken = []
+    for role in model.roles:
+        suppliers = [(f"waits for {wait.word}", wait.supplier) for wait in role.waits]
+        if role.becomes:
+            suppliers.append(("becomes another role", role.becomes))
+        for what, name in suppliers:
+            if model.role(name) is None:
+                broken.append(BrokenRule("D3", f"{role.name} {what} and there is no role called {name}"))
+    cycle = _cycle(model)
+    if cycle:
+        broken.append(BrokenRule("D3", f"roles wait in a circle: {' → '.join(cycle)}"))
     return broken
 
 

@@ -1,0 +1,161 @@
+"""The pure half of the family `dispatch_gemm`: token rows are pulled from their source ranks while the grouped
+GEMM of those that arrived already runs.
+
+The compute half's parameters and rules are the grouped GEMM's. Nothing here imports torch, numpy or a compiler.
+"""
+
+from __future__ import annotations
+
+from tktune.core.build_spec import BuildSpec
+from tktune.core.config import Config
+from tktune.core.device import DeviceClass
+from tktune.core.errors import DeviceAbsent
+from tktune.core.problem import Problem
+from tktune.core.roles import Role, RoleModel, Wait
+from tktune.core.space import Constraint, Parameter, Space
+from tktune.families.base import RankSeat, Workbench
+from tktune.families.formulas import (
+    SPIN_LIMIT_S,
+    deadlock_constraints,
+    rank_rows,
+    split_values,
+    wanted_tokens,
+)
+from tktune.families.grouped_gemm import space_cpu, space_cuda
+
+CPU_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+CUDA_SPLITS = {
+    True: (4, 8, 12, 16, 20, 24, 32, 40, 48),
+    False: (2, 4, 6, 8, 10, 12, 16, 20, 24, 32),
+}
+ORDER = Parameter(
+    "order", ("token", "slot"), "launch", "fetch each token once and scatter it, or fetch slot by slot"
+)
+RASTER_ROWS = Parameter("raster_rows", (0, 1), "launch", space_cuda.RASTER_ROWS.meaning)
+SLOT_RESERVE_BYTES = 2048  # semaphores and counters beside the row slots of a communication block
+
+
+def _split(values: tuple[int, ...], what: str) -> Parameter:
+    return Parameter(
+        "num_comm_sms", values, "launch", f"{what} of a rank that communicate; the others compute"
+    )
+
+
+class DispatchGemm:
+    """Expert dispatch fused with the grouped GEMM that consumes its rows."""
+
+    name = "dispatch_gemm"
+    purpose = "pull token rows from all ranks and multiply them as they arrive"
+
+    def space(self, problem: Problem, device: DeviceClass) -> Space:
+        if device.backend == "cpu":
+            split = _split(split_values(device.sm_count, CPU_SPLITS), "seats")
+            return Space(
+                problem,
+                device,
+                (*space_cpu.BUILD_PARAMETERS, split, ORDER, space_cpu.BACKOFF),
+                [*space_cpu.build_constraints(), *deadlock_constraints(self.roles, ("num_comm_sms",))],
+                space_cpu.DEFAULT_BUILD.replace(
+                    num_comm_sms=1, order="token", backoff=space_cpu.DEFAULT_BACKOFF
+                ),
+                lambda config: _same_order(config, problem),
+            )
+        wgmma = space_cuda.uses_wgmma(device)
+        split = _split(split_values(device.sm_count, CUDA_SPLITS[wgmma]), "SMs")
+        over = ("num_comm_sms", "CLUSTER") if wgmma else ("num_comm_sms",)
+        return Space(
+            problem,
+            device,
+            (*space_cuda.build_parameters(device), split, ORDER, RASTER_ROWS),
+            [
+                *space_cuda.build_constraints(device),
+                Constraint("row_fits_a_slot", "a token row fits shared memory", _row_fits, (), _short_row),
+                Constraint("clusters_fill_roles", "clusters fill each role's blocks", _clusters, over),
+                *deadlock_constraints(self.roles, over),
+            ],
+            space_cuda.default_build(device).replace(
+                num_comm_sms=16 if wgmma else 8, order="token", raster_rows=0
+            ),
+            lambda config: _same_order(config, problem),
+        )
+
+    def roles(self, config: Config, problem: Problem, device: DeviceClass) -> RoleModel:
+        """Compute waits for rows to arrive; communication waits for nothing, drains one queue, then computes."""
+        communicate = config.number("num_comm_sms")
+        return RoleModel(
+            roles=(
+                Role("gemm", device.sm_count - communicate, (Wait("arrivals", "dispatch"),)),
+                Role("dispatch", communicate, resident=False, becomes="gemm", drains=True),
+            ),
+            resident_blocks=device.sm_count,
+            spin_limit_s=SPIN_LIMIT_S,
+            world=problem.world,
+            protocol=(f"hidden={problem.hidden}", f"pad={problem.pad}", f"world={problem.world}", "pull"),
+        )
+
+    def cost_us(self, config: Config, problem: Problem, device: DeviceClass) -> float:
+        """The longer of communication and of all work shared by all blocks, plus the first rows' arrival.
+
+        Communicating blocks join the compute when their queue is dry (research/fused_kernels.md §2.2).
+        """
+        communicate = config.number("num_comm_sms")
+        row_bytes = 2 * problem.hidden
+        fetched = (wanted_tokens(problem) if config["order"] == "token" else rank_rows(problem)) * row_bytes
+        gathered = rank_rows(problem) * row_bytes
+        if device.backend == "cpu":
+            comm = 1e6 * (fetched + gathered) / (communicate * space_cpu.CORE_COPIED)
+            comp = space_cpu.compute_us(config, problem, device, device.sm_count)
+            fill = comm / 16
+        else:
+            remote = fetched * (problem.world - 1) / problem.world
+            link = space_cuda.LINK_BYTES.get(device.interconnect, space_cuda.LINK_BYTES["pcie"])
+            per_sm = space_cuda.SM_GATHERED * (1.0 if config["order"] == "token" else 0.7)
+            comm = 1e6 * max(remote / link, gathered / (communicate * per_sm))
+            comp = space_cuda.compute_us(config, problem, device, device.sm_count)
+            fill = 15.0 + comm / 16
+        return max(comm, comp + comm * communicate / device.sm_count) + fill
+
+    def build_spec(self, build_part: Config, problem: Problem, device: DeviceClass) -> BuildSpec:
+        if device.backend == "cpu":
+            return space_cpu.build_spec(self.name, build_part, problem)
+        return space_cuda.build_spec(self.name, build_part, problem, device)
+
+    def workbench(self, seat: RankSeat) -> Workbench:
+        if seat.device.backend != "cpu":
+            raise DeviceAbsent(
+                f"{self.name} has no workbench for {seat.device}.", "Use --device cpu, or --dry-run."
+            )
+        from tktune.families.dispatch_gemm.launch import CpuWorkbench
+
+        bench: Workbench = CpuWorkbench(seat)
+        return bench
+
+
+def _same_order(config: Config, problem: Problem) -> Config:
+    """With one expert a token, fetching by token and by slot are the same walk."""
+    if config["order"] == "slot" and problem.top_k == 1:
+        return config.replace(order="token")
+    return config
+
+
+def _row_fits(config: Config, problem: Problem, device: DeviceClass) -> str | None:
+    """M2: at least one row slot of a communication block fits."""
+    needed = 2 * problem.hidden + SLOT_RESERVE_BYTES
+    if needed <= device.smem_optin_bytes:
+        return None
+    return f"a row slot needs {needed} bytes, the device gives {device.smem_optin_bytes}"
+
+
+def _short_row(config: Config, problem: Problem, device: DeviceClass) -> str:
+    return f"use hidden ≤ {(device.smem_optin_bytes - SLOT_RESERVE_BYTES) // 2}"
+
+
+def _clusters(config: Config, problem: Problem, device: DeviceClass) -> str | None:
+    """C4: the resident blocks and the communication blocks are whole clusters."""
+    size, communicate = space_cuda.cluster(config), config.number("num_comm_sms")
+    if device.sm_count % size == 0 and communicate % size == 0:
+        return None
+    return f"clusters of {size} cannot fill {communicate} communication blocks of {device.sm_count} SMs"
+
+
+FAMILY = DispatchGemm()
