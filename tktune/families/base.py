@@ -56,7 +56,8 @@ class RankSeat:
 
     `symmetric_fds[r]` is a memfd that rank r's symmetric buffers live in (all ranks map all of them).
     `control_fd` is the driver-owned memfd with the abort word and one spin report a rank
-    (`tktune.families.control_page`). `spin_limit_s` bounds every wait inside a kernel.
+    (`tktune.families.control_page`). `spin_limit_s` bounds every wait inside a kernel. `device_index` is the number
+    of the rank's device on this host; -1 stands for its rank.
     """
 
     problem: Problem
@@ -67,6 +68,11 @@ class RankSeat:
     symmetric_fds: tuple[int, ...]
     control_fd: int
     spin_limit_s: float = 2.0
+    device_index: int = -1
+
+    def __post_init__(self) -> None:
+        if self.device_index < 0:
+            object.__setattr__(self, "device_index", self.rank)
 
 
 @dataclass(frozen=True)
