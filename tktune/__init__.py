@@ -17,6 +17,7 @@ def __getattr__(name: str) -> Any:
     if name == "lookup":
         from tktune.runtime.lookup import lookup
 
+        globals()["lookup"] = lookup  # found without this function from now on
         return lookup
     if name == "load":
         from tktune.runtime.operator import load

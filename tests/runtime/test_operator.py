@@ -1,0 +1,170 @@
+"""The loaded operator on the CPU backend: ranks agree, rows match torch, and failures are sentences on every rank."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import tktune
+from tktune.core.errors import ArtifactError, LaunchFailed, ProblemError, RanksDisagree, RoutingError
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPE: dict[str, Any] = {"hidden": 128, "cols": 128, "experts": 4, "top_k": 2, "tokens": 32, "pad": 32}
+
+
+@pytest.fixture(autouse=True)
+def _own_places(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    shared = tmp_path_factory.getbasetemp() / "operator"
+    shared.mkdir(exist_ok=True)
+    monkeypatch.setenv("TKTUNE_DB", f"sqlite:///{shared}/none.db")
+    monkeypatch.setenv("TKTUNE_CACHE_DIR", str(shared / "cache"))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    tktune.lookup.cache_clear()
+
+
+def distinct_ids(tokens: int, experts: int, top_k: int, seed: int) -> torch.Tensor:
+    scores = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(seed))
+    return scores.topk(top_k, dim=1).indices
+
+
+def bf16(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+
+
+def on_two_ranks(scenario: Any, tmp_path: Path, *words: Any) -> None:
+    mp.spawn(_rank, args=(scenario, str(tmp_path / "rendezvous"), words), nprocs=2)
+
+
+def _rank(rank: int, scenario: Any, rendezvous: str, words: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    scenario(rank, *words)
+    gc.collect()  # a caught error's frames still hold the group, and gloo aborts when it outlives the interpreter
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_two_ranks_of_the_example_match_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "two_ranks.py"), "--rounds", "2", "--tokens", "64"],
+        capture_output=True, text=True, timeout=110, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("largest relative error") == 2
+
+
+@pytest.mark.parametrize("layout", ["ekn", "enk"])
+def test_a_grouped_gemm_matches_torch_and_its_plan_replays_bit_identically(layout: str) -> None:
+    op = tktune.load("grouped_gemm", **SHAPE, weight_layout=layout, device="cpu", build=True)
+    ids = distinct_ids(SHAPE["tokens"], SHAPE["experts"], SHAPE["top_k"], 0)
+    plan = op.plan(ids)
+    x = bf16(SHAPE["tokens"], SHAPE["hidden"], seed=1)
+    weights = bf16(SHAPE["experts"], SHAPE["hidden"], SHAPE["cols"], seed=2)
+    packed = torch.zeros(plan.rows, SHAPE["hidden"], dtype=torch.bfloat16)
+    real = plan.tables.slot_token >= 0
+    packed[real] = x[plan.tables.slot_token[real].long()]
+    given = weights if layout == "ekn" else weights.transpose(1, 2).contiguous()
+    first, again = op(packed, given, plan).clone(), op(packed, given, plan)
+    for token in range(SHAPE["tokens"]):
+        for i in range(SHAPE["top_k"]):
+            expected = x[token].float() @ weights[ids[token, i]].float()
+            slot = plan.slots[0, token, i]
+            assert (first[slot].float() - expected).norm() < 1e-2 * expected.norm()
+            assert torch.equal(first[slot], again[slot])
+    op.close()
+
+
+def test_a_missing_artifact_names_the_way_out() -> None:
+    with pytest.raises(ArtifactError, match="build=True"):
+        tktune.load("grouped_gemm", **{**SHAPE, "experts": 2}, device="cpu")
+
+
+def test_wrong_tensors_get_a_sentence() -> None:
+    op = tktune.load("grouped_gemm", **SHAPE, device="cpu", build=True)
+    plan = op.plan(distinct_ids(SHAPE["tokens"], SHAPE["experts"], SHAPE["top_k"], 0))
+    rows = torch.zeros(plan.rows, SHAPE["hidden"], dtype=torch.bfloat16)
+    weights = torch.zeros(SHAPE["experts"], SHAPE["hidden"], SHAPE["cols"], dtype=torch.bfloat16)
+    with pytest.raises(ProblemError, match="weights is"):
+        op(rows, weights[:1], plan)
+    with pytest.raises(ProblemError, match=r"x is .*float32"):
+        op(rows.float(), weights, plan)
+    with pytest.raises(ProblemError, match="x is"):
+        op(rows[: plan.rows - 1], weights, plan)
+    with pytest.raises(ProblemError, match="not contiguous"):
+        op(rows, weights, plan, out=torch.zeros(SHAPE["cols"], op.capacity, dtype=torch.bfloat16).T)
+    with pytest.raises(RoutingError, match="twice"):
+        op.plan(torch.zeros(SHAPE["tokens"], SHAPE["top_k"], dtype=torch.long))
+    with pytest.raises(RoutingError, match="outside"):
+        op.plan(torch.arange(SHAPE["tokens"] * SHAPE["top_k"]).reshape(SHAPE["tokens"], -1))
+    with pytest.raises(RoutingError, match="asks for"):
+        op.plan(torch.zeros(3, SHAPE["top_k"], dtype=torch.long))
+    op.close()
+
+
+def _zero_copy(rank: int) -> None:
+    op = tktune.load("dispatch_gemm", **SHAPE, group=dist.group.WORLD, device="cpu", build=True)
+    ids = distinct_ids(SHAPE["tokens"], SHAPE["experts"], SHAPE["top_k"], rank)
+    plan = op.plan(ids)
+    weights = bf16(SHAPE["experts"] // 2, SHAPE["hidden"], SHAPE["cols"], seed=9)
+    out = torch.empty(op.capacity, SHAPE["cols"], dtype=torch.bfloat16)
+    for round_ in range(20):
+        x = bf16(SHAPE["tokens"], SHAPE["hidden"], seed=100 * round_ + rank)
+        copied = op(x, weights, plan).clone()
+        op.input.copy_(x)
+        assert op(op.input, weights, plan, out=out) is out
+        real = plan.tables.slot_token >= 0
+        assert torch.equal(copied[: plan.rows][real], out[: plan.rows][real])
+    op.close()
+
+
+def test_rows_written_to_the_operators_input_need_no_copy(tmp_path: Path) -> None:
+    on_two_ranks(_zero_copy, tmp_path)
+
+
+def _one_rank_has_wrong_ids(rank: int) -> None:
+    op = tktune.load("dispatch_gemm", **SHAPE, group=dist.group.WORLD, device="cpu", build=True)
+    ids = distinct_ids(SHAPE["tokens"], SHAPE["experts"], SHAPE["top_k"], rank)
+    with pytest.raises(RoutingError if rank else RanksDisagree, match="outside"):
+        op.plan(ids + rank)
+    op.close()
+
+
+def test_wrong_ids_on_one_rank_raise_on_all(tmp_path: Path) -> None:
+    on_two_ranks(_one_rank_has_wrong_ids, tmp_path)
+
+
+def _one_rank_has_no_artifact(rank: int, cache: str) -> None:
+    tktune.load("dispatch_gemm", **SHAPE, group=dist.group.WORLD, device="cpu", build=True).close()
+    place = Path(cache) if rank else None
+    with pytest.raises((ArtifactError, RanksDisagree)):
+        tktune.load("dispatch_gemm", **SHAPE, group=dist.group.WORLD, device="cpu", cache=place, build=False)
+
+
+def test_an_artifact_missing_on_one_rank_raises_on_all(tmp_path: Path) -> None:
+    on_two_ranks(_one_rank_has_no_artifact, tmp_path, str(tmp_path / "empty"))
+
+
+def _a_peer_does_not_come(rank: int) -> None:
+    op = tktune.load(
+        "dispatch_gemm", **SHAPE, group=dist.group.WORLD, device="cpu", build=True, spin_limit_s=0.2
+    )
+    plan = op.plan(distinct_ids(SHAPE["tokens"], SHAPE["experts"], SHAPE["top_k"], rank))
+    weights = torch.zeros(SHAPE["experts"] // 2, SHAPE["hidden"], SHAPE["cols"], dtype=torch.bfloat16)
+    if rank == 0:
+        with pytest.raises(LaunchFailed, match="waited for"):
+            op(op.input, weights, plan)
+    dist.barrier()
+    op.close()
+
+
+def test_a_peer_that_does_not_come_is_a_sentence_and_no_hang(tmp_path: Path) -> None:
+    on_two_ranks(_a_peer_does_not_come, tmp_path)

@@ -1,0 +1,182 @@
+"""`tktune.load`: the tuned kernel as something a program calls. Looks up, verifies, agrees with the other ranks;
+what a backend does in a call is in its own file (cpu_operator.py).
+
+Never searches; compiles only when asked with `build=True`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tktune.core.config import Config
+from tktune.core.errors import ArtifactError, TktuneError
+from tktune.core.paths import cache_root
+from tktune.runtime.agree import decided_by_rank_zero, unanimous
+from tktune.runtime.choice import Choice
+from tktune.runtime.lookup import lookup
+
+if TYPE_CHECKING:
+    import torch
+
+    from tktune.core.problem import Problem
+    from tktune.core.tables import ScheduleTables
+
+SPIN_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where every row of one routing goes on this rank; made by `Operator.plan`, replayable any number of times.
+
+    `tables` holds int32 tensors (`tktune.core.tables.ScheduleTables`). `slots` (ranks, tokens, top_k) is the row of
+    the output that holds each (token, expert) of this rank's experts, −1 where the expert lives elsewhere.
+    """
+
+    tables: ScheduleTables
+    arrivals: torch.Tensor
+    dispensers: torch.Tensor
+
+    @property
+    def slots(self) -> torch.Tensor:
+        found: torch.Tensor = self.tables.slots
+        return found
+
+    @property
+    def rows(self) -> int:
+        """Rows of the output in use, padding included."""
+        return self.tables.rows
+
+
+class Operator(Protocol):
+    """A loaded kernel with its workspace, for one stream at a time.
+
+    `input` is this rank's symmetric buffer (tokens, hidden) bf16: rows written there need no copy. `choice` says
+    which config runs and where it came from. `capacity` is the rows of an output.
+    """
+
+    choice: Choice
+    problem: Problem
+    capacity: int
+
+    @property
+    def input(self) -> torch.Tensor: ...
+
+    def plan(self, topk_ids: torch.Tensor) -> Plan:
+        """Schedule tables for this rank's `topk_ids` (tokens, top_k), any int dtype, global expert ids.
+
+        Collective: every rank calls it. A grouped GEMM takes the ids of all its `ep_world` ranks,
+        (ep_world, tokens, top_k). Raises `RoutingError` on every rank when one rank's ids are wrong.
+        """
+        ...
+
+    def __call__(
+        self, x: torch.Tensor, weights: torch.Tensor, plan: Plan, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(capacity, cols) bf16: row `plan.slots[r, t, i]` is token t of rank r times its expert's weights.
+
+        `x` is (tokens, hidden) bf16 (a grouped GEMM takes its packed rows, (≥ plan.rows, hidden)); `weights` is
+        (local_experts, hidden, cols) or, with weight_layout "enk", (local_experts, cols, hidden). Rows that hold no
+        token are left undefined. Collective. Raises `LaunchFailed` when a peer does not come.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def load(
+    family: str,
+    *,
+    hidden: int,
+    cols: int,
+    experts: int,
+    top_k: int,
+    tokens: int,
+    group: Any = None,
+    dtype: str = "bf16",
+    weight_layout: str = "ekn",
+    routing: str = "uniform",
+    pad: int | None = None,
+    policy: str = "serving",
+    device: str | None = None,
+    db: str | None = None,
+    cache: Path | None = None,
+    ep_world: int | None = None,
+    ep_rank: int | None = None,
+    build: bool = False,
+    spin_limit_s: float = SPIN_LIMIT_S,
+) -> Operator:
+    """The fastest known kernel for this problem, ready to call; every rank of `group` calls it with the same words.
+
+    The first rank looks up and all take its choice. The artifact comes from the cache, verified; when it is not
+    there, `build=True` builds it and otherwise `ArtifactError` names that way out. All ranks hold one artifact
+    digest or all raise. `spin_limit_s` bounds every wait inside the kernel.
+
+    >>> op = tktune.load("dispatch_gemm", hidden=4096, cols=3072, experts=64, top_k=8, tokens=2048,
+    ...                  group=dist.group.WORLD)                                    # doctest: +SKIP
+    >>> y = op(x_local, weights, op.plan(topk_ids))                                 # doctest: +SKIP
+    """
+    world = 1
+    if group is not None:
+        import torch.distributed as dist
+
+        world = dist.get_world_size(group)
+
+    def decide() -> Choice:
+        return lookup(
+            family, hidden=hidden, cols=cols, experts=experts, top_k=top_k, tokens=tokens, world=world, dtype=dtype,
+            weight_layout=weight_layout, routing=routing, pad=pad, policy=policy, device=device, db=db,
+            ep_world=ep_world, ep_rank=ep_rank,
+        )  # fmt: skip
+
+    if group is None:
+        choice = decide()
+    else:
+        choice = Choice.from_record(decided_by_rank_zero(group, lambda: decide().as_record()))
+
+    artifact, failure = None, None
+    try:
+        artifact = _artifact(choice, cache or cache_root(), build)
+    except TktuneError as error:
+        failure = error
+    if group is not None:
+        unanimous(group, "artifacts", artifact.digest if artifact else "", failure)
+    elif failure is not None:
+        raise failure
+    assert artifact is not None
+
+    if choice.device.backend == "cuda":
+        from tktune.runtime.cuda_operator import CudaOperator
+
+        return CudaOperator(choice, artifact.path, artifact.sha256, group, spin_limit_s)
+    from tktune.runtime.cpu_operator import CpuOperator
+
+    return CpuOperator(choice, artifact.path, artifact.sha256, group, spin_limit_s)
+
+
+def _artifact(choice: Choice, root: Path, build: bool) -> Any:
+    """The verified artifact of `choice`, from the cache or (only with `build`) from the compiler."""
+    from tktune.build.cache import ArtifactCache
+
+    cache = ArtifactCache(root)
+    if not build:
+        found = cache.find(choice.artifact_digest) if choice.artifact_digest else None
+        if found is None:
+            raise ArtifactError(
+                f"No artifact for {choice.config} is in {root}.",
+                "Pass build=True to build it now, or run `tktune run` on this machine first.",
+            )
+        return found
+    outcome = cache.build([_spec(choice.config, choice)])[0]
+    if outcome.artifact is None:
+        raise ArtifactError(f"The artifact for {choice.config} cannot be built: {outcome.error_sentence}")
+    return outcome.artifact
+
+
+def _spec(config: Config, choice: Choice) -> Any:
+    from tktune.families.base import family
+
+    owner = family(choice.problem.family)
+    space = owner.space(choice.problem, choice.device)
+    return owner.build_spec(space.build_part(config), choice.problem, choice.device)

@@ -1,0 +1,1 @@
+"""Alembic's script location. Alembic is imported only when a database is created or upgraded."""

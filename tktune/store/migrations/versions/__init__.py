@@ -1,0 +1,1 @@
+"""One file a schema version, in order. A released one is never edited."""
