@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 // How a launch ended.
-enum tkt_end { TKT_DONE = 0, TKT_ABORTED = 1, TKT_SPIN_LIMIT = 2, TKT_BAD_ARGUMENT = 3 };
+enum tkt_end { TKT_DONE = 0, TKT_ABORTED = 1, TKT_SPIN_LIMIT = 2, TKT_BAD_ARGUMENT = 3, TKT_NO_THREADS = 4 };
 
 // What the wait that gave up saw. Lives in the driver-owned control page; `set` is written last.
 typedef struct {
@@ -80,6 +80,7 @@ typedef struct {
     int32_t world, row_block, col_block, red_block, stages, consumer_warps;
     int32_t smem_bytes, threads_per_block;
     char family[24];
+    int32_t strip_rows, panel_cols;  // the register tile: ROW_BLOCK and COL_BLOCK are multiples of them
 } tkt_facts;
 
 TKT_EXPORT const tkt_facts* tkt_describe(void);

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from conftest import GENEROUS, gone
+from gang_cases import GENEROUS, gone
 
 from tktune.core.config import Config
 from tktune.core.errors import GangError

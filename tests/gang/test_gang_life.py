@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import GENEROUS, eventually, gone
+from gang_cases import GENEROUS, eventually, gone
 
 from tktune.core.config import Config
 from tktune.core.errors import GangError, WordsError
@@ -22,7 +22,7 @@ HEALTHY = Config(FAULT="none")
 
 DRIVER = """
 import sys
-from conftest import faulty_problem, toy_device
+from gang_cases import faulty_problem, toy_device
 from tktune.core.config import Config
 from tktune.core.policy import Policy
 from tktune.gang.gang import Gang
@@ -200,7 +200,7 @@ def test_two_gangs_side_by_side_do_not_disturb_each_other(make_gang: Callable[..
 
 
 def test_words_that_cannot_be_meant_are_refused() -> None:
-    from conftest import faulty_problem, toy_device
+    from gang_cases import faulty_problem, toy_device
 
     with pytest.raises(GangError, match="spin limit"):
         Gang(faulty_problem(), toy_device(), Policy(), spin_limit_s=5.0, deadlines=Deadlines(gate_s=4.0))

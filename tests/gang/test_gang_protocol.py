@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import faulty_problem, toy_device
+from gang_cases import faulty_problem, toy_device
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from conftest import faulty_problem
+from gang_cases import faulty_problem
 
 from tktune.core.canonical import canonical_json
 from tktune.core.config import Config
