@@ -1,0 +1,5 @@
+"""`python -m tktune` is `tktune`."""
+
+from tktune.cli.app import main
+
+main()

@@ -1,0 +1,215 @@
+"""What a report says, as plain facts: no database, no text. `collect` fills these, `markdown` and `csv_form` show them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+
+from tktune.core.config import Config, Value
+from tktune.core.device import DeviceClass
+from tktune.core.policy import Policy
+from tktune.core.problem import Problem
+from tktune.core.space import WaterfallRow
+
+
+@dataclass(frozen=True)
+class TimedConfig:
+    """One config with the median of its slowest-rank times. `quartiles_us` are of the raw samples."""
+
+    config: Config
+    time_us: float
+    samples: int
+    quartiles_us: tuple[float, float] | None = None
+    artifact_digest: str = ""
+    status: str = "ok"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One finalist of the last verification, re-measured interleaved with the others."""
+
+    role: str
+    config: Config
+    time_us: float
+    samples: int
+    chosen: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Where the winner's time goes (medians of the slowest rank, microseconds; None where it was not measured).
+
+    `comm_us` is communication alone at the winner's split, `comm_best_us` its minimum over splits, reached at
+    `comm_best_split`. Definitions: design, "Judging".
+    """
+
+    fused_us: float | None = None
+    comp_us: float | None = None
+    comm_us: float | None = None
+    comm_best_us: float | None = None
+    comm_best_split: int | None = None
+    serial_us: float | None = None
+    peer_us: float | None = None
+
+    @property
+    def overlap_at_split(self) -> float | None:
+        return _overlap(self.comp_us, self.comm_us, self.fused_us)
+
+    @property
+    def overlap_at_best(self) -> float | None:
+        return _overlap(self.comp_us, self.comm_best_us, self.fused_us)
+
+    @property
+    def exposed_us(self) -> float | None:
+        """Communication that compute does not hide: fused − comp."""
+        return None if self.fused_us is None or self.comp_us is None else self.fused_us - self.comp_us
+
+
+def _overlap(comp_us: float | None, comm_us: float | None, fused_us: float | None) -> float | None:
+    """(comp + comm − fused) ÷ min(comp, comm): 1 when the shorter one is hidden, 0 when nothing is."""
+    if comp_us is None or comm_us is None or fused_us is None or min(comp_us, comm_us) <= 0:
+        return None
+    return (comp_us + comm_us - fused_us) / min(comp_us, comm_us)
+
+
+@dataclass(frozen=True)
+class Importance:
+    """How much one parameter matters: the range of the medians over its values, as a share of the best median."""
+
+    parameter: str
+    spread: float
+    medians_us: tuple[tuple[Value, float, int], ...]  # value, median, configs measured
+
+
+@dataclass(frozen=True)
+class SplitTime:
+    """The best and the median time over all measured configs with this many communication SMs."""
+
+    num_comm_sms: int
+    best_us: float
+    median_us: float
+    configs: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One way in which configs failed: how many, and one of them with its sentence."""
+
+    status: str
+    configs: int
+    config: Config
+    sentence: str
+
+
+@dataclass(frozen=True)
+class SpacePicture:
+    """How many configs there are and what each constraint removed."""
+
+    total: int
+    feasible: int
+    waterfall: tuple[WaterfallRow, ...]
+
+
+@dataclass(frozen=True)
+class ProblemReport:
+    """Everything known of one problem on one device class under one policy and toolchain.
+
+    `statuses` count each config once, by the trial that speaks for it. `space` is None where the family is not
+    known here. `tie_band` and `noise` (A/A, of one config against itself) are fractions.
+    """
+
+    problem: Problem
+    device: DeviceClass
+    policy: Policy
+    toolchain: str
+    space: SpacePicture | None
+    statuses: tuple[tuple[str, int], ...]
+    builds: int
+    top: tuple[TimedConfig, ...]
+    importances: tuple[Importance, ...]
+    splits: tuple[SplitTime, ...]
+    failures: tuple[Failure, ...] = ()
+    finalists: tuple[Verified, ...] = ()
+    attribution: Attribution | None = None
+    tie_band: float | None = None
+    noise: float | None = None
+    first_at: str = ""
+    last_at: str = ""
+    verified_at: str = ""
+
+    @property
+    def winner(self) -> Verified | None:
+        return next((v for v in self.finalists if v.chosen), None)
+
+    @property
+    def default(self) -> Verified | None:
+        return next((v for v in self.finalists if v.role == "default"), None)
+
+    @property
+    def speedup(self) -> float | None:
+        """Default time ÷ winner time, both from the same interleaved rounds."""
+        winner, default = self.winner, self.default
+        return None if winner is None or default is None else default.time_us / winner.time_us
+
+    @property
+    def configs_tried(self) -> int:
+        return sum(count for _, count in self.statuses)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A set of problems and where they come from. `command` makes the report's numbers again."""
+
+    title: str
+    problems: tuple[ProblemReport, ...]
+    made_at: str
+    made_by: str
+    database: str
+    command: str
+    notes: tuple[str, ...] = field(default=())
+
+
+def importances(configs: list[TimedConfig]) -> tuple[Importance, ...]:
+    """Parameters by the range of their values' medians, largest first; parameters with one value are left out."""
+    found = []
+    for name in sorted({name for timed in configs for name in timed.config}):
+        groups: dict[Value, list[float]] = {}
+        for timed in configs:
+            if name in timed.config:
+                groups.setdefault(timed.config[name], []).append(timed.time_us)
+        if len(groups) < 2:
+            continue
+        rows = [(value, median(times), len(times)) for value, times in groups.items()]
+        rows.sort(key=lambda row: (isinstance(row[0], str), row[0]))
+        best = min(row[1] for row in rows)
+        spread = max(row[1] for row in rows) / best - 1 if best > 0 else 0.0
+        found.append(Importance(name, spread, tuple(rows)))
+    return tuple(sorted(found, key=lambda importance: (-importance.spread, importance.parameter)))
+
+
+def split_times(configs: list[TimedConfig]) -> tuple[SplitTime, ...]:
+    """Best and median time per `num_comm_sms`; empty for a family without a split."""
+    groups: dict[int, list[float]] = {}
+    for timed in configs:
+        split = timed.config.get("num_comm_sms")
+        if isinstance(split, int):
+            groups.setdefault(split, []).append(timed.time_us)
+    return tuple(
+        SplitTime(split, min(times), median(times), len(times)) for split, times in sorted(groups.items())
+    )
+
+
+def lookup_command(problem: Problem, device: DeviceClass, policy: str) -> str:
+    """The command that asks for this problem's config."""
+    import shlex
+
+    words = ["tktune lookup"]
+    skipped = {"dtype": "bf16", "weight_layout": "ekn", "routing": "uniform"}
+    for name, value in problem.key.items():
+        if skipped.get(name) == value or (problem.ep_world is not None and name == "world"):
+            continue
+        words.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
+    words += ["--device cpu"] if device.backend == "cpu" else []
+    words += [f"--policy {shlex.quote(policy)}"] if policy != "serving" else []
+    return " ".join(words)
