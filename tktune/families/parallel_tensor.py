@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tktune.core.errors import GangError
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -70,17 +72,23 @@ class ParallelTensor:
         shm = Path("/dev/shm")
         folder = shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
         names = [folder / f"tktune-{bytes(token.tolist()).hex()}-{r}" for r in range(world)]
-        fds = [os.open(names[rank], os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)]
-        try:
-            os.ftruncate(fds[0], nbytes)
-            dist.barrier(group)
-            fds += [os.open(name, os.O_RDWR | os.O_CLOEXEC) for name in names]
-            mappings = [mmap.mmap(fd, nbytes) for fd in fds[1:]]
-            dist.barrier(group)
-        finally:
+        mine, failure = _map(names[rank], nbytes, os.O_CREAT | os.O_EXCL)
+        failed = _anywhere(group, failure)  # every file is there, or all give up
+        mappings = []
+        if not failed:
+            for name in names:
+                mapping, failure = _map(name, nbytes)
+                if mapping is None:
+                    break
+                mappings.append(mapping)
+            failed = _anywhere(group, failure)  # everybody has mapped every file, or all give up
+        if mine is not None:
             names[rank].unlink()
-            for fd in fds:
-                os.close(fd)
+        if failed:
+            said = f": {failure}" if failure else " on another rank"
+            raise GangError(
+                f"Symmetric memory of {nbytes} bytes cannot be had{said}.", f"Free some of {folder}."
+            )
         return cls(mappings, rank)
 
     @property
@@ -109,3 +117,31 @@ class ParallelTensor:
         """Drop the mappings; the memory goes when the last view of it does."""
         self._mappings.clear()
         self._addresses.clear()
+
+
+def _map(path: Path, nbytes: int, flags: int = 0) -> tuple[mmap.mmap | None, OSError | None]:
+    """The file mapped, or why not; a file that could not be filled is removed."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    except OSError as error:
+        return None, error
+    try:
+        if flags:
+            os.posix_fallocate(fd, 0, nbytes)
+        return mmap.mmap(fd, nbytes), None
+    except OSError as error:
+        if flags:
+            path.unlink()
+        return None, error
+    finally:
+        os.close(fd)
+
+
+def _anywhere(group: Any, failure: OSError | None) -> bool:
+    """Whether any rank of the group has failed. Every rank comes here, whatever became of it."""
+    import torch
+    import torch.distributed as dist
+
+    failed = torch.tensor([failure is not None], dtype=torch.int32)
+    dist.all_reduce(failed, group=group)
+    return bool(failed.item())

@@ -1,0 +1,193 @@
+"""One problem in one run of a study: recall what is known, search, verify finalists, attribute the winner's time.
+
+The steps in their order; each step's own decisions are in its module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from functools import cached_property
+
+from tktune.build.cache import ArtifactCache
+from tktune.core.canonical import digest
+from tktune.core.config import Config
+from tktune.core.space import Space
+from tktune.families.base import Family
+from tktune.gang.gang import Gang
+from tktune.gang.trial import TrialPlan
+from tktune.search.budget import Budget, StopSignal
+from tktune.search.building import Builder
+from tktune.search.events import Finished, Listener, Resumed, SpaceReady
+from tktune.search.exploring import Found, Search
+from tktune.search.finals import Finals
+from tktune.search.measuring import Bench
+from tktune.search.place import BuildPlace, places_of
+from tktune.search.racing import model_seeds
+from tktune.search.results import Rooms, TuneResult
+from tktune.search.resume import Known, recall
+from tktune.search.study import Study
+from tktune.store.results import Store
+from tktune.store.rows import TrialKey, WinnerRow
+
+_FEWEST_BUILDS, _MOST_BUILDS = 4, 16  # in one batch
+_MODEL_SEEDS = 4
+_SEARCH_ENDED = "search_ended"  # the kind of event that tells how long a run searched
+# A finalist's share of verification and attribution, in units of one trial's seconds.
+_TRIALS_PER_FINALIST = 4.0
+
+
+class ProblemRun:
+    """Tunes one problem, once; `run` is called once."""
+
+    def __init__(
+        self,
+        study: Study,
+        space: Space,
+        family: Family,
+        store: Store,
+        cache: ArtifactCache,
+        rooms: Rooms,
+        run_id: str,
+        listener: Listener,
+        stop: StopSignal,
+        lost: frozenset[int],
+    ) -> None:
+        self.study = study
+        self.space = space
+        self.family = family
+        self.store = store
+        self.cache = cache
+        self.rooms = rooms
+        self.run_id = run_id
+        self.listener = listener
+        self.stop = stop
+        self.lost = lost
+        self.problem = space.problem
+        self.device = space.device
+        self.policy = study.policy(space.device)
+        self.default = space.default_config()
+        self.cost_us = {c: family.cost_us(c, self.problem, self.device) for c in space.feasible}
+        self.places = places_of(space, family, self.default, self.cost_us, cache.digest)
+
+    def run(self) -> TuneResult:
+        found = self.space.feasible
+        self.listener.on_event(
+            SpaceReady(
+                self.problem,
+                self.device,
+                found.total,
+                len(found),
+                len(self.places),
+                found.waterfall,
+                self.default,
+            )
+        )
+        known = self._recall()
+        budget = Budget(
+            self.study.trials,
+            self.study.seconds,
+            spent_trials=len(known.closed),
+            spent_s=known.spent_s,
+            clock=self.rooms.clock,
+            finals_trials=_TRIALS_PER_FINALIST * (self.study.finalists + 3),
+        )
+        builder = Builder(self.cache, self.listener, ahead=self.device.backend != "cpu")
+        try:
+            with self.rooms.make_gang(self.problem, self.device, self.policy) as gang:
+                return self._with(gang, builder, budget, known)
+        finally:
+            builder.close()
+
+    def _with(self, gang: Gang, builder: Builder, budget: Budget, known: Known) -> TuneResult:
+        plan = TrialPlan.of(self.problem, self.policy)
+        bench = Bench(self.store, self.key, gang, self.run_id, self.family.name, plan, self.rooms.measure)
+        standing = self.store.winner(self.problem, self.device, self.policy.name)
+        search = Search(
+            places=self.places,
+            default=self.default,
+            preferred=self._preferred(standing),
+            seeds=model_seeds(
+                {build: place.points for build, place in self.places.items()}, self.cost_us, _MODEL_SEEDS
+            ),
+            sampler=self.rooms.make_sampler(list(self.places), self.study.seed),
+            known=known,
+            family=self.family,
+            build_of=self.space.build_part,
+            builder=builder,
+            bench=bench,
+            budget=budget,
+            stop=self.stop,
+            listener=self.listener,
+            batch_builds=min(max(os.cpu_count() or 1, _FEWEST_BUILDS), _MOST_BUILDS),
+        )
+        found = search.run()
+        self._note_search(bench, budget, found)
+        finals = Finals(self, bench, builder, budget, found, known, standing)
+        result = finals.run()
+        self.listener.on_event(
+            Finished(self.problem, found.measured, found.built, budget.run_s, found.reason)
+        )
+        return result
+
+    # What earlier runs left.
+
+    @cached_property
+    def key(self) -> TrialKey:
+        toolchain = self.cache.toolchain(self.place(self.default).spec)
+        detail = {"path": str(toolchain.path), "flags": list(toolchain.flags)}
+        toolchain_id = self.store.toolchain_id(toolchain.kind, toolchain.version, toolchain.digest, detail)
+        return self.store.key(self.problem, self.device, self.policy, toolchain_id)
+
+    def place(self, config: Config) -> BuildPlace:
+        """The build that `config` (feasible) belongs to."""
+        return self.places[self.space.build_part(config)]
+
+    def _recall(self) -> Known:
+        rows = self.store.trials(self.key)
+        seconds: dict[str, float] = {}
+        exhausted = False
+        for event in self.store.events(_SEARCH_ENDED):
+            if event.detail.get("search") == self._search_digest:
+                seconds[event.detail["run_id"]] = event.detail["seconds"]
+                exhausted |= event.detail["over"] and event.detail["budget_s"] >= self.study.seconds
+        members = self.space.feasible.members
+        known = recall(rows, members, lambda config: self.place(config).digest, seconds)
+        if exhausted:
+            known = dataclasses.replace(known, spent_s=max(known.spent_s, self.study.seconds))
+        if rows:
+            left = max(0, min(self.study.trials, len(members)) - len(known.closed))
+            lost = sum(row.id in self.lost for row in rows)
+            self.listener.on_event(
+                Resumed(len(known.final), self.study.trials, len(known.quarantined), lost, left)
+            )
+        return known
+
+    @cached_property
+    def _search_digest(self) -> str:
+        """What must be the same for the seconds of an earlier search to count: key, pins and sources."""
+        pins = {name: list(values) for name, values in self.study.pins.items()}
+        return digest([dataclasses.astuple(self.key), pins, self.place(self.default).digest])
+
+    def _note_search(self, bench: Bench, budget: Budget, found: Found) -> None:
+        if found.measured == 0 and not found.out_of_time:
+            return
+        bench.event(
+            _SEARCH_ENDED,
+            found.reason,
+            {
+                "search": self._search_digest,
+                "seconds": budget.run_s,
+                "budget_s": self.study.seconds,
+                "over": found.out_of_time,
+                "measured": found.measured,
+                "builds": found.built,
+            },
+        )
+
+    def _preferred(self, standing: WinnerRow | None) -> list[Config]:
+        """What is worth trying at once: the standing winner, and the winners of nearby token counts."""
+        rows = self.store.near_winners(self.problem, self.device, self.policy.name)
+        rows = rows if standing is None else [standing, *rows]
+        feasible = self.space.feasible.members
+        return list(dict.fromkeys(row.config for row in rows if row.config in feasible))
