@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,6 +126,8 @@ class FakeCache:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self._folder = tempfile.TemporaryDirectory()
+        self.root = Path(self._folder.name)
 
     def toolchain(self, spec: BuildSpec) -> Toolchain:
         return Toolchain("g++", Path("/usr/bin/g++"), "fake 1", ())

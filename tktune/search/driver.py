@@ -12,6 +12,7 @@ from tktune.search.events import Listener, Silent
 from tktune.search.problem_run import ProblemRun
 from tktune.search.results import Rooms, TuneResult
 from tktune.search.study import Study
+from tktune.search.turn import measuring_turn
 from tktune.store.results import Store
 
 
@@ -29,7 +30,7 @@ def tune(
 
     >>> tune(load_study("quickstart"), database_url(), ArtifactCache(cache_root()))     # doctest: +SKIP
 
-    Every trial is committed when it ends. `device` overrides the study's. Raises `NothingFeasible` before anything
+    Every trial is committed when it ends. Runs that share a cache measure one after the other. `device` overrides the study's. Raises `NothingFeasible` before anything
     is measured when a problem has no feasible config, `DeviceAbsent`, and what store, cache, compiler and gang
     raise; what was measured until then stays. A problem in which every config fails is a result with a sentence.
     """
@@ -45,8 +46,10 @@ def tune(
         space.default_config()  # raises NothingFeasible
         spaces.append((family, space))
     run_id = uuid.uuid4().hex
-    results = []
-    with Store.open(store_url) as store:
+    results: list[TuneResult] = []
+    with Store.open(store_url) as store, measuring_turn(cache.root, listener, stop) as mine:
+        if not mine:
+            return results
         lost = frozenset(row.id for row in store.reap(run_id))
         for family, space in spaces:
             run = ProblemRun(study, space, family, store, cache, rooms, run_id, listener, stop, lost)
