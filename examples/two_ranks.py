@@ -84,12 +84,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name, value in {
-        "hidden": 256,
-        "cols": 256,
+        "hidden": 512,
+        "cols": 512,
         "experts": 8,
         "top-k": 2,
-        "tokens": 128,
-        "pad": 32,
+        "tokens": 512,
+        "pad": 64,
         "rounds": 3,
     }.items():
         parser.add_argument(f"--{name}", type=int, default=value)

@@ -73,7 +73,7 @@ def attribute(
 ) -> tuple[Attribution | None, list[AttributionRow], list[str]]:
     """Measure every mode of the winner in interleaved rounds; `points` are the feasible configs of its build.
 
-    A mode that fails is left out, with a sentence in the third result. Raises `GangError` when no gang can be had.
+    A mode that the family refuses is left out; one that fails too, with a sentence in the third result. Raises `GangError` when no gang can be had.
     """
     splits = splits_of(winner.config, points)
     runs: dict[tuple[str, Config], list[float]] = {("fused", winner.config): [], ("comp", winner.config): []}
@@ -92,6 +92,8 @@ def attribute(
                 runs[mode, config] += outcome.worst_us
             else:
                 del runs[mode, config]
+                if outcome.status.startswith("refused:"):
+                    continue  # the family has no such mode
                 notes.append(f"{mode} of the winner could not be measured: {outcome.sentence}")
         if number and time_is_up():
             break

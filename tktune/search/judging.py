@@ -116,8 +116,8 @@ def _reason(
     gain = ""
     if default in rounds and default is not None:
         faster = sum(a < b for a, b in zip(rounds[chosen], rounds[default], strict=True))
-        gain = f" than the default by {1 - versus[chosen]:.1%}, in {faster} of {count} rounds"
-    reason = f"faster{gain}" if gain else f"the fastest of {len(rounds)} finalists in {count} rounds"
+        gain = f"{1 / versus[chosen]:.2f} × as fast as the default in the median round, faster in {faster} of {count}"
+    reason = gain or f"the fastest of {len(rounds)} finalists in {count} rounds"
     if tied > 1:
         reason += f"; {tied} finalists are within {width}, and it takes the fewest resources of them"
     return reason
