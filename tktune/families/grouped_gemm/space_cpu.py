@@ -35,10 +35,10 @@ BUILD_PARAMETERS = (
 )
 BACKOFF = Parameter("backoff", (16, 128, 1024), "launch", "pauses before a wait starts to yield")
 DEFAULT_BUILD = Config(ROW_BLOCK=32, COL_BLOCK=64, RED_BLOCK=64, STAGES=2, CONSUMER_WARPS=1)
-DEFAULT_BACKOFF = 128
+DEFAULT_BACKOFF = 16
 
 # Rough rates of one core, for ranking only: fp32 multiply-adds, bf16 elements packed, bytes copied.
-CORE_FLOPS, CORE_PACKED, CORE_COPIED = 5e10, 1.5e9, 4e9
+CORE_FLOPS, CORE_PACKED, CORE_COPIED = 2e11, 2.5e9, 4e9
 # Microseconds of one hand-over between threads, and of one pause of a thread that waits on a crowded core.
 HANDOVER_US, PAUSE_US = 0.5, 0.015
 
