@@ -19,9 +19,9 @@ from command_line import ROOT
 Run = Callable[..., Any]
 SHAPE = [
     "--hidden",
-    "256",
+    "512",
     "--cols",
-    "256",
+    "512",
     "--experts",
     "8",
     "--top-k",
@@ -41,8 +41,8 @@ LOOKUP = ["--family", "dispatch_gemm", *SHAPE, "--tokens"]
     [
         (["--help"], "torch optuna alembic numpy sqlalchemy pydantic rich"),
         (["run", "--help"], "torch optuna alembic numpy sqlalchemy rich"),
-        (["lookup", *LOOKUP, "256"], "torch optuna alembic numpy rich"),
-        (["explain", *LOOKUP, "256"], "torch optuna alembic numpy rich"),
+        (["lookup", *LOOKUP, "512"], "torch optuna alembic numpy rich"),
+        (["explain", *LOOKUP, "512"], "torch optuna alembic numpy rich"),
         (["studies", "quickstart"], "torch optuna alembic numpy rich"),
         (["run", "quickstart", "--dry-run"], "torch optuna alembic numpy rich"),
         (["cache", "ls"], "torch optuna alembic numpy rich"),
@@ -70,8 +70,8 @@ def test_help_is_quick(process: Run) -> None:
 
 
 def test_a_lookup_is_quick(process: Run, filled: str) -> None:
-    process("lookup", *LOOKUP, "256")
-    best = min(_seconds(lambda: process("lookup", *LOOKUP, "256", "--json")) for _ in range(5))
+    process("lookup", *LOOKUP, "512")
+    best = min(_seconds(lambda: process("lookup", *LOOKUP, "512", "--json")) for _ in range(5))
     assert best <= 0.5
 
 
@@ -81,7 +81,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-@pytest.mark.parametrize(("tokens", "provenance"), [("256", "exact"), ("512", "near"), ("8192", "default")])
+@pytest.mark.parametrize(("tokens", "provenance"), [("512", "exact"), ("1024", "near"), ("8192", "default")])
 def test_lookup_says_where_its_answer_comes_from(
     tokens: str, provenance: str, tktune: Run, filled: str
 ) -> None:
@@ -121,7 +121,7 @@ def test_export_then_import_gives_the_same_winner(tktune: Run, filled: str, plac
     assert first.code == 0 and "9 trials" in first.out
     again = tktune("import", file, "--db", other, "--json").json
     assert (again["trials"], again["known"]) == (0, 9)
-    here, there = (tktune("lookup", *LOOKUP, "256", "--json", "--db", db).json for db in (filled, other))
+    here, there = (tktune("lookup", *LOOKUP, "512", "--json", "--db", db).json for db in (filled, other))
     assert here["config"] == there["config"] and there["provenance"] == "exact"
     rows = list(csv.DictReader(io.StringIO(tktune("export", "--format", "csv").out)))
     assert len(rows) == 9

@@ -88,11 +88,12 @@ def test_a_finalist_that_is_wrong_on_fresh_inputs_is_out(url):
     assert any("is out" in note.sentence for note in of_kind(world, Note))
 
 
-def test_a_mode_that_a_family_lacks_is_left_out_with_a_note(url):
-    world = World(fate=lambda config, command: status.refused("mode") if command == "peer" else status.OK)
+@pytest.mark.parametrize(("end", "told"), [(status.refused("mode"), False), (status.timeout("time"), True)])
+def test_a_mode_that_a_family_lacks_is_left_out_and_one_that_fails_is_told(url, end, told):
+    world = World(fate=lambda config, command: end if command == "peer" else status.OK)
     result = tune_in(world, url, study(10))
     assert result.attribution is not None and result.attribution.peer_us is None
-    assert any("peer" in note.sentence for note in of_kind(world, Note))
+    assert any("peer" in note.sentence for note in of_kind(world, Note)) is told
 
 
 def test_a_config_that_another_run_is_measuring_is_left_to_it(url):
