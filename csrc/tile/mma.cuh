@@ -1,0 +1,111 @@
+// Warp-level tensor operations for every architecture: ldmatrix, mma.sync m16n8k16, and what a warp does with
+// its register tiles.
+#pragma once
+
+#include "rt.cuh"
+#include "st.cuh"
+
+namespace tkt {
+
+namespace detail {
+
+TKT_DEVICE void ldmatrix(uint32_t (&to)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+}
+TKT_DEVICE void ldmatrix_transposed(uint32_t (&to)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+}
+TKT_DEVICE void stmatrix(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}
+TKT_DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace detail
+
+namespace warp {
+
+template <int ROWS, int COLS>
+TKT_DEVICE void zero(rt_fl<ROWS, COLS>& tile) {
+#pragma unroll
+    for (int r = 0; r < ROWS / 16; ++r)
+#pragma unroll
+        for (int c = 0; c < COLS / 8; ++c)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) tile.v[r][c][i] = 0.f;
+}
+
+// Where lane l points, for a 16 × 16 piece at (row, col) of a shared tile (both multiples of 16), so that the four
+// 8 × 8 matrices arrive in this order: rows 0-7 and 8-15 of columns 0-7, then both of columns 8-15. With ACROSS
+// the two matrices of rows 0-7 come first. The swizzle of `st::offset` is split so that what depends on the lane
+// is one register and a step along the columns is one xor.
+template <typename Tile, bool ACROSS = false>
+TKT_DEVICE uint32_t piece_address(uint32_t base, int row, int col) {
+    const int lane = lane_id();
+    const int lane_row = ACROSS ? lane % 8 + lane / 16 * 8 : lane % 16, half = ACROSS ? lane / 8 % 2 : lane / 16;
+    const uint32_t of_lane = lane_row * kPanelRowBytes + (half ^ (lane % 8)) * 16;
+    return base + (col / kPanelCols) * Tile::kPanelBytes + row * kPanelRowBytes + (of_lane ^ (col % kPanelCols) * 2);
+}
+
+// Rows [row, row+ROWS) and columns [col, col+COLS) of the shared tile, as the left operand of `mma`.
+template <int ROWS, int COLS, typename Tile>
+TKT_DEVICE void load(rt_bf<ROWS, COLS>& to, const Tile& from, int row, int col) {
+    const uint32_t base = from.address();
+#pragma unroll
+    for (int r = 0; r < ROWS / 16; ++r)
+#pragma unroll
+        for (int c = 0; c < COLS / 16; ++c)
+            tkt::detail::ldmatrix(to.v[r][c], piece_address<Tile>(base, row + 16 * r, col + 16 * c));
+}
+
+// Sixteen columns of the right operand, 16 deep. `load_right` reads a tile whose rows are those columns,
+// `load_right_transposed` one whose rows are the reduction. Either way each column of eight ends up in two
+// neighbouring registers, as mma.sync wants them; another order would cost a move for every operand.
+template <typename Tile>
+TKT_DEVICE void load_right(rt_bf<16, 16>& to, const Tile& from, int row, int col) {
+    tkt::detail::ldmatrix(to.v[0][0], piece_address<Tile, true>(from.address(), row, col));
+}
+template <typename Tile>
+TKT_DEVICE void load_right_transposed(rt_bf<16, 16>& to, const Tile& from, int row, int col) {
+    tkt::detail::ldmatrix_transposed(to.v[0][0], piece_address<Tile>(from.address(), row, col));
+}
+
+// d[:, col : col+16] += a · b.
+template <int ROWS, int COLS>
+TKT_DEVICE void mma(rt_fl<ROWS, COLS>& d, const rt_bf<ROWS, 16>& a, const rt_bf<16, 16>& b, int col) {
+#pragma unroll
+    for (int r = 0; r < ROWS / 16; ++r) {
+        tkt::detail::mma(d.v[r][col / 8], a.v[r][0], b.v[0][0][0], b.v[0][0][1]);
+        tkt::detail::mma(d.v[r][col / 8 + 1], a.v[r][0], b.v[0][0][2], b.v[0][0][3]);
+    }
+}
+
+// Rounds COLS columns from `from_col` of 16-row strip `strip` to bf16 and puts them at (row, col) of the tile.
+template <int COLS, typename Acc, typename Tile>
+TKT_DEVICE void store(Tile& to, const Acc& from, int strip, int from_col, int row, int col) {
+    const uint32_t base = opaque(to.address());  // beside a full set of accumulators addresses have no room
+#pragma unroll
+    for (int c = 0; c < COLS / 16; ++c) {
+        const float(&left)[4] = from.v[strip][from_col / 8 + 2 * c];
+        const float(&right)[4] = from.v[strip][from_col / 8 + 2 * c + 1];
+        tkt::detail::stmatrix(piece_address<Tile>(base, row, col + 16 * c), pack_bf16(left[0], left[1]),
+                              pack_bf16(left[2], left[3]), pack_bf16(right[0], right[1]),
+                              pack_bf16(right[2], right[3]));
+    }
+}
+
+}  // namespace warp
+}  // namespace tkt
