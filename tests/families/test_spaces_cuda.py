@@ -131,7 +131,7 @@ def test_a_gpu_artifact_is_described_by_the_defines_of_the_kernel():
         "TKT_CONSUMER_WARPS": "8",
         "TKT_CLUSTER": "1",
         "TKT_OUT_SLOTS": "2",
-        "TKT_MMA_DEPTH": "0",
+        "TKT_MMA_DEPTH": "1",
         "TKT_DRAW": "0",
         "TKT_WEIGHT_LAYOUT": "0",
         "TKT_PRODUCER_REGISTERS": str(space_cuda.WGMMA_REGISTERS[8][0]),

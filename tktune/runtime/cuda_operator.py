@@ -33,9 +33,14 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class CudaPlan(Plan):
-    """`workspace` (int32) holds the dispenser, which launches use and leave as they found it, then the walk."""
+    """`workspace` (int32) holds the dispenser, which launches use and leave as they found it, then the walk.
+
+    `address` is where it lies, `used` the rows in use: both are read at every call.
+    """
 
     workspace: torch.Tensor
+    address: int
+    used: int
 
 
 class CudaOperator:
@@ -64,13 +69,13 @@ class CudaOperator:
         self._page = ControlPage.create(1)
         self._control = Control(self._page, 0, spin_limit_s)
         self._maps = TensorMaps()
-        self._launches: dict[tuple[Any, ...], Launch] = {}
+        self._launches: dict[tuple[int, int, int, int], tuple[Launch, tuple[Any, ...], int]] = {}
         ekn = problem.weight_layout == "ekn"
         matrix = (problem.hidden, problem.cols) if ekn else (problem.cols, problem.hidden)
         self._weights_shape = (problem.local_experts, *matrix)
         self._out_shape = (self.capacity, problem.cols)
         self._input: torch.Tensor | None = None
-        self._longest_first = bool(choice.config.number("longest_first"))
+        self._longest_first = choice.config["walk"] == "longest"
         self.number = next(_numbers)
         _OPERATORS[self.number] = self
 
@@ -92,13 +97,12 @@ class CudaOperator:
             raise RoutingError(f"topk_ids is {tuple(topk_ids.shape)}, and the problem asks for {shape}.")
         tables = tables_torch.build(topk_ids.to(self._device), problem, problem.ep_rank or 0)
         counts, base = tables.counts, tables.base
-        order = torch.arange(len(counts), device=self._device)
-        if self._longest_first:
-            order = torch.argsort(counts, descending=True, stable=True)
+        order = torch.argsort(counts, descending=self._longest_first, stable=True)
         walk = torch.stack([order.int(), base[order], counts[order], torch.zeros_like(counts)], dim=1)
         workspace = torch.zeros(_DISPENSER_AT + walk.numel(), dtype=torch.int32, device=self._device)
         workspace[_DISPENSER_AT:] = walk.flatten()
-        return CudaPlan(tables, workspace[:0], workspace[:DISPENSER_WORDS], workspace)
+        dispenser = workspace[:DISPENSER_WORDS]
+        return CudaPlan(tables, workspace[:0], dispenser, workspace, workspace.data_ptr(), tables.rows)
 
     def __call__(
         self, x: torch.Tensor, weights: torch.Tensor, plan: Plan, out: torch.Tensor | None = None
@@ -107,26 +111,38 @@ class CudaOperator:
         if out is None:
             out = torch.empty(self._out_shape, dtype=torch.bfloat16, device=self._device)
         if torch.compiler.is_compiling():
-            torch.ops.tktune.grouped_gemm(x, weights, out, plan.workspace, plan.rows, self.number)
+            torch.ops.tktune.grouped_gemm(x, weights, out, plan.workspace, plan.used, self.number)
         else:
-            self.enqueue(x, weights, out, plan.workspace, plan.rows)
+            self.enqueue(x, weights, out, plan.workspace, plan.address, plan.used)
         return out
 
     def enqueue(
-        self, x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, workspace: torch.Tensor, rows: int
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+        workspace: torch.Tensor,
+        address: int,
+        rows: int,
     ) -> None:
-        """One launch on the current stream. Buffers seen before cost a dictionary access, others new descriptors."""
-        key = (
-            *(x.data_ptr(), weights.data_ptr(), out.data_ptr(), workspace.data_ptr(), rows),
-            *(x.shape, weights.shape, out.shape, x.stride(), weights.stride(), out.stride()),
-        )
-        launch = self._launches.get(key)
-        if launch is None:
-            launch = self._bind(x, weights, out, workspace, rows)
+        """One launch on the current stream. Buffers seen before cost a dictionary access, others new descriptors.
+
+        What lies at a known address must still be what was checked when it was first seen.
+        """
+        key = (x.data_ptr(), weights.data_ptr(), out.data_ptr(), address)
+        what = (x.shape, weights.shape, out.shape, x.dtype, weights.dtype, out.dtype)
+        found = self._launches.get(key)
+        if (
+            found is None
+            or found[1] != what
+            or found[2] != rows
+            or not (x.is_contiguous() and weights.is_contiguous() and out.is_contiguous())
+        ):
+            found = (self._bind(x, weights, out, workspace, rows), what, rows)
             if len(self._launches) >= _KEPT_LAUNCHES:
                 self._launches.clear()
-            self._launches[key] = launch
-        launch(current_stream(self._index))
+            self._launches[key] = found
+        found[0](torch._C._cuda_getCurrentRawStream(self._index))
 
     def check(self) -> None:
         """Wait for the current stream; raises `LaunchFailed` with what a launch of it left behind."""
@@ -199,7 +215,7 @@ def _launch_by_number(
         raise ProblemError(
             f"Operator {number} was closed.", "Keep it open as long as compiled code calls it."
         )
-    operator.enqueue(x, weights, out, workspace, rows)
+    operator.enqueue(x, weights, out, workspace, workspace.data_ptr(), rows)
 
 
 def _fake(

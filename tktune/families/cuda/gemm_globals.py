@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tktune.core.config import Config
 
 ACTIVATIONS, WEIGHTS, OUTPUTS, WALK, DISPENSER, GUARD = 0, 192, 384, 576, 584, 592
-NUM_EXPERTS, REDUCTION, COLS, PAD, RASTER_ROWS = 616, 620, 624, 628, 632
+NUM_EXPERTS, REDUCTION, COLS, PAD, RASTER_ROWS, TURN_BACK = 616, 620, 624, 628, 632, 636
 GLOBALS_BYTES = 640
 VIEW_BYTES = 192  # gl<bf16, one tile>: descriptor, data, rows, cols; padded to 64
 GUARD_BYTES = 24
@@ -19,7 +19,7 @@ EXPERT_ROWS_BYTES = 16
 DISPENSER_WORDS = 2
 
 _VIEW = struct.Struct("<128sQii48x")
-_TAIL = struct.Struct("<QQQQIi5i4x")
+_TAIL = struct.Struct("<QQQQIi6i")
 assert _VIEW.size == VIEW_BYTES and WALK + _TAIL.size == GLOBALS_BYTES
 
 
@@ -55,7 +55,8 @@ class Guard:
 class GemmGlobals:
     """Everything one launch reads and writes; `walk` and `dispenser` are device addresses.
 
-    `raster_rows`: row tiles of an expert that advance before the column does, 0 for all.
+    `raster_rows`: row tiles of an expert that advance before the column does, 0 for all. `turn_back`: static strides
+    run forth and back.
     """
 
     activations: View
@@ -69,6 +70,7 @@ class GemmGlobals:
     cols: int
     pad: int
     raster_rows: int = 0
+    turn_back: int = 0
 
     def packed(self) -> bytes:
         """The `GLOBALS_BYTES` that the kernel takes by value."""
@@ -85,6 +87,7 @@ class GemmGlobals:
             self.cols,
             self.pad,
             self.raster_rows,
+            self.turn_back,
         )
         return self.activations.packed() + self.weights.packed() + self.outputs.packed() + tail
 
@@ -107,9 +110,11 @@ def boxes_of(build_part: Config, weight_layout: str) -> Boxes:
     return Boxes(piece, weights, piece)
 
 
-def walk_entries(
-    counts: Sequence[int], base: Sequence[int], longest_first: bool
-) -> list[tuple[int, int, int, int]]:
-    """`expert_rows` of all local experts, by rows (ties by index) or by index: expert, first row, real rows, 0."""
-    order = sorted(range(len(counts)), key=lambda expert: -counts[expert] if longest_first else 0)
+WALKS = ("longest", "shortest", "index")
+
+
+def walk_entries(counts: Sequence[int], base: Sequence[int], walk: str) -> list[tuple[int, int, int, int]]:
+    """`expert_rows` of all local experts in the order of `walk` (ties by index): expert, first row, real rows, 0."""
+    sign = {"longest": -1, "shortest": 1, "index": 0}[walk]
+    order = sorted(range(len(counts)), key=lambda expert: sign * counts[expert])
     return [(expert, base[expert], counts[expert], 0) for expert in order]

@@ -15,7 +15,7 @@ from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
 from tktune.families.base import GateResult
 from tktune.families.bf16 import gemm_tolerance
-from tktune.families.cuda.gemm_globals import walk_entries
+from tktune.families.cuda.gemm_globals import WALKS, walk_entries
 
 GUARD_ROWS = 128  # beyond the last expert; nobody may write them
 _CHUNK_ELEMENTS = 1 << 27
@@ -56,7 +56,7 @@ class Case:
     """One (routing, seed) on one rank; P rows, R of them real.
 
     `activations` (P + GUARD_ROWS, hidden) bf16 hold NaN in rows without a token. `slots` (R) are the rows that hold
-    one, `slot_token` (P) says which (source × tokens + token). `reference` (R, cols) float32. `walks[longest_first]`
+    one, `slot_token` (P) says which (source × tokens + token). `reference` (R, cols) float32. `walks[order]`
     (experts, 4) and `offsets` (experts), the padded ends of the experts, are int32.
     """
 
@@ -66,7 +66,7 @@ class Case:
     slots: torch.Tensor
     slot_token: torch.Tensor
     reference: torch.Tensor
-    walks: tuple[torch.Tensor, torch.Tensor]
+    walks: dict[str, torch.Tensor]
     offsets: torch.Tensor
 
     @property
@@ -95,13 +95,13 @@ def make_case(
     slots_there = slots.to(device)
     activations[slots_there] = tokens[slot_token[slots].to(device)]
     counts, base = tables.counts.tolist(), tables.base.tolist()
-    by_index, by_rows = (
-        torch.tensor(walk_entries(counts, base, longest), dtype=torch.int32, device=device)
-        for longest in (False, True)
-    )
+    walks = {
+        walk: torch.tensor(walk_entries(counts, base, walk), dtype=torch.int32, device=device)
+        for walk in WALKS
+    }
     offsets = tables.padded.cumsum(0).to(torch.int32).to(device)
     reference = reference_of(problem, activations, weights, counts, base)
-    return Case(problem, rows, activations, slots_there, slot_token, reference, (by_index, by_rows), offsets)
+    return Case(problem, rows, activations, slots_there, slot_token, reference, walks, offsets)
 
 
 def reference_of(

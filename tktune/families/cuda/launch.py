@@ -93,7 +93,7 @@ class Graph:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._executable: Handle | None = None
-        stream = check(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        stream = check(cu.cuStreamCreate(int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)))
         graph = None
         try:
             mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL

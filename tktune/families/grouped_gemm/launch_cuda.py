@@ -15,7 +15,7 @@ from tktune.core.errors import ArtifactError, ConstraintRefused, WordsError
 from tktune.families.base import GateResult, RankSeat
 from tktune.families.control_page import ControlPage
 from tktune.families.cuda.control import Control
-from tktune.families.cuda.driver import attach, current_stream, memory_bytes, synchronize
+from tktune.families.cuda.driver import attach, current_stream, load_lazily, memory_bytes, synchronize
 from tktune.families.cuda.gemm_globals import (
     DISPENSER_WORDS,
     GLOBALS_BYTES,
@@ -71,6 +71,7 @@ def gemm_launch(
         cols=outputs.shape[1],
         pad=pad,
         raster_rows=config.number("raster_rows"),
+        turn_back=config.number("turn_back"),
     ).packed()
     facts = module.facts
     grid = min(blocks, module.resident_blocks) // facts.cluster * facts.cluster
@@ -87,6 +88,7 @@ class CudaWorkbench:
         self.seat = seat
         self.problem = seat.problem
         self._index = seat.device_index
+        load_lazily()
         attach(self._index)
         self._device = torch.device("cuda", self._index)
         self._page = ControlPage(seat.control_fd)
@@ -192,7 +194,7 @@ class CudaWorkbench:
             case.activations,
             self._weights,
             self._output(case),
-            case.walks[config.number("longest_first")],
+            case.walks[str(config["walk"])],
             self._dispenser,
         )
 

@@ -35,16 +35,17 @@ class GroupedGemm:
                 default,
                 lambda config: _same_raster(config, problem),
             )
-        default = space_cuda.default_build(device).replace(raster_rows=0, longest_first=1)
+        default = space_cuda.default_build(device).replace(raster_rows=0, walk="longest", turn_back=0)
         return Space(
             problem,
             device,
-            (*space_cuda.build_parameters(device), space_cuda.RASTER_ROWS, space_cuda.LONGEST_FIRST),
+            (*space_cuda.build_parameters(device), *space_cuda.LAUNCH_PARAMETERS),
             [
                 *space_cuda.build_constraints(device),
                 *deadlock_constraints(self.roles, ("CLUSTER",) if space_cuda.uses_wgmma(device) else ()),
             ],
             default,
+            space_cuda.same_behaviour,
         )
 
     def roles(self, config: Config, problem: Problem, device: DeviceClass) -> RoleModel:

@@ -27,24 +27,29 @@ MAIN_LOOPS = {"mma_sync": 0, "wgmma": 1, "wgmma_pingpong": 2}
 DRAWS = {"stride": 0, "dispenser": 1}
 # setmaxnreg of a wgmma block by consumer warps: (producer warpgroup, consumer warpgroups).
 WGMMA_REGISTERS = {4: (40, 232), 8: (40, 232), 12: (56, 152)}
-FRAGMENT_REGISTERS = 64  # R2: fragments, addresses and loop state beside the accumulators
+# R2: addresses and loop state of a consumer thread, beside its accumulators and fragments.
+LOOP_REGISTERS = {"mma_sync": 24, "wgmma": 32, "wgmma_pingpong": 32}
 PRODUCER_WARPS = {"wgmma": 4, "wgmma_pingpong": 4, "mma_sync": 1}
 OUT_SLOT_BYTES = 64 * 128
 TASK_SLOTS, TASK_BYTES = 2, 16
+PIECE_ROWS = 64  # tiles of 128 rows and more move in pieces
 MMA_OUT_SLOTS = 2  # TKT_OUT_SLOTS where it is not given; mma.sync has its semaphores, and no slots
+CHUNKS_AHEAD = 4  # 16 × 16 pieces of the weights that an mma.sync warp fetches early
 MOST_GROUP_ROWS = 128  # of one warpgroup: two strips of 64 rows
 
 _WGMMA = (
     Parameter(
         "MAIN_LOOP", ("wgmma", "wgmma_pingpong"), "build", "warpgroups share a tile, or take tiles in turn"
     ),
-    Parameter("ROW_BLOCK", (64, 128, 256), "build", "rows of an output tile"),
+    Parameter("ROW_BLOCK", (64, 128, 192, 256), "build", "rows of an output tile, at most"),
     Parameter("COL_BLOCK", (64, 128, 192, 256), "build", "columns of an output tile"),
     Parameter("RED_BLOCK", (64,), "build", "depth of one pipeline stage along hidden"),
-    Parameter("STAGES", (2, 3, 4, 5, 6, 7, 8), "build", "stages between the producer and its consumers"),
+    Parameter("STAGES", (3, 4, 5, 6, 7), "build", "stages between the producer and its consumers"),
     Parameter("CONSUMER_WARPS", (4, 8, 12), "build", "warps that multiply, four to a warpgroup"),
     Parameter("CLUSTER", (1, 2), "build", "blocks that share one operand by in-cluster multicast"),
-    Parameter("OUT_SLOTS", (1, 2), "build", "8 KB output slots of a warpgroup"),
+    Parameter(
+        "OUT_SLOTS", (1, 2, 3), "build", "8 KB output slots of a warpgroup; of all when they take turns"
+    ),
     Parameter("MMA_DEPTH", (0, 1), "build", "batches of tensor work queued behind the running one"),
     Parameter("DRAW", ("stride", "dispenser"), "build", "how a block gets its next task"),
 )
@@ -58,9 +63,11 @@ _MMA_SYNC = (
     Parameter("DRAW", ("stride", "dispenser"), "build", "how a block gets its next task"),
 )
 RASTER_ROWS = Parameter(
-    "raster_rows", (0, 1, 2, 4), "launch", "row tiles of an expert that advance before the column; 0: all"
+    "raster_rows", (0, 1, 2), "launch", "row tiles of an expert that advance before the column; 0: all"
 )
-LONGEST_FIRST = Parameter("longest_first", (1, 0), "launch", "1: experts with most rows first; 0: by index")
+WALK = Parameter("walk", ("longest", "shortest"), "launch", "experts with most rows first, or last")
+TURN_BACK = Parameter("turn_back", (0, 1), "launch", "1: strides run forth and back, so that waves even out")
+LAUNCH_PARAMETERS = (RASTER_ROWS, WALK, TURN_BACK)
 DEFAULT_WGMMA = Config(
     MAIN_LOOP="wgmma",
     ROW_BLOCK=128,
@@ -70,7 +77,7 @@ DEFAULT_WGMMA = Config(
     CONSUMER_WARPS=8,
     CLUSTER=1,
     OUT_SLOTS=2,
-    MMA_DEPTH=0,
+    MMA_DEPTH=1,
     DRAW="stride",
 )
 DEFAULT_MMA_SYNC = Config(
@@ -107,14 +114,27 @@ def threads(config: Config) -> int:
     return 32 * (config.number("CONSUMER_WARPS") + PRODUCER_WARPS[main_loop(config)])
 
 
+def piece_rows(config: Config) -> int:
+    """Rows that move together; an expert's pieces are dealt evenly over its tiles."""
+    return PIECE_ROWS if config.number("ROW_BLOCK") >= 2 * PIECE_ROWS else config.number("ROW_BLOCK")
+
+
+def same_behaviour(config: Config) -> Config:
+    """A dispenser has no strides that could turn back."""
+    if config.get("turn_back") == 1 and config["DRAW"] == "dispenser":
+        return config.replace(turn_back=0)
+    return config
+
+
 def smem_bytes(config: Config) -> int:
     """M1: `sizeof(shared_storage)` of the kernel template: stages, output slots, semaphores, task slots."""
     row, col, red = config.number("ROW_BLOCK"), config.number("COL_BLOCK"), config.number("RED_BLOCK")
     stages = config.number("STAGES")
-    warpgroups = config.number("CONSUMER_WARPS") // 4 if main_loop(config) != "mma_sync" else 0
-    slots = warpgroups * config.number("OUT_SLOTS") if warpgroups else MMA_OUT_SLOTS
-    out = slots * OUT_SLOT_BYTES if warpgroups else 0
-    semaphores = 8 * 2 * (stages + TASK_SLOTS + slots)
+    warpgroups = config.number("CONSUMER_WARPS") // 4 if main_loop(config) != "mma_sync" else 1
+    rings = 1 if main_loop(config) == "wgmma_pingpong" else warpgroups
+    slots = rings * (config.number("OUT_SLOTS") if "OUT_SLOTS" in config else MMA_OUT_SLOTS)
+    out = slots * OUT_SLOT_BYTES if main_loop(config) != "mma_sync" else 0
+    semaphores = 8 * 2 * (stages + TASK_SLOTS + slots + warpgroups)
     return round_up(stages * (row + col) * red * 2 + out + 16 + semaphores + TASK_SLOTS * TASK_BYTES, 1024)
 
 
@@ -131,6 +151,13 @@ def accumulators(config: Config) -> int:
     return row * col // (128 if main_loop(config) == "wgmma_pingpong" else 32 * warps)
 
 
+def fragments(config: Config) -> int:
+    """R2: registers of one mma.sync thread that hold fragments; wgmma reads its operands from shared memory."""
+    if main_loop(config) != "mma_sync":
+        return 0
+    return config.number("WARP_M") // 2 + 4 * min(CHUNKS_AHEAD, warp_n(config) // 16)
+
+
 def consumer_registers(config: Config, device: DeviceClass) -> int:
     """Registers that a consumer thread may use."""
     if main_loop(config) != "mma_sync":
@@ -141,10 +168,16 @@ def consumer_registers(config: Config, device: DeviceClass) -> int:
 def build_constraints(device: DeviceClass) -> list[Constraint]:
     names = tuple(p.name for p in build_parameters(device))
     shapes = ("ROW_BLOCK", "COL_BLOCK", "CONSUMER_WARPS", "MAIN_LOOP" if uses_wgmma(device) else "WARP_M")
-    sizes = tuple(n for n in names if n not in ("DRAW", "MMA_DEPTH"))
+    sizes = tuple(n for n in names if n not in ("DRAW", "MMA_DEPTH", "WARP_M"))
     constraints = [
         Constraint("tma_alignment", "rows are multiples of 16 bytes (TMA)", _tma_alignment, (), _aligned),
-        divides("ROW_BLOCK", "pad"),
+        Constraint(
+            "pieces_divide_pad",
+            "the row pieces that a tile is made of divide pad",
+            _pieces,
+            ("ROW_BLOCK",),
+            _whole_pieces,
+        ),
         divides("RED_BLOCK", "hidden"),
         Constraint("tma_box", "a TMA box has at most 256 rows", _tma_box, sizes),
     ]
@@ -158,6 +191,12 @@ def build_constraints(device: DeviceClass) -> list[Constraint]:
                 "a cluster fetches halves of 64 columns",
                 _cluster_columns,
                 ("COL_BLOCK", "CLUSTER"),
+            ),
+            Constraint(
+                "clusters_walk_by_stride",
+                "the blocks of a cluster draw one task together",
+                _cluster_draw,
+                ("CLUSTER", "DRAW"),
             ),
             Constraint(
                 "stages_cover_depth",
@@ -214,7 +253,6 @@ def build_spec(family: str, build_part: Config, problem: Problem, device: Device
             "smem_bytes": smem_bytes(build_part),
             "threads": threads(build_part),
             "registers": launch_register_cap(threads(build_part), device.registers_per_sm),
-            "stack_bytes": 0,
             "static_smem_bytes": 0,
         },
     )
@@ -223,8 +261,7 @@ def build_spec(family: str, build_part: Config, problem: Problem, device: Device
 def compute_us(config: Config, problem: Problem, device: DeviceClass, blocks: int) -> float:
     """Estimated microseconds of all tiles on `blocks` SMs of one rank (research/fused_kernels.md §2.2)."""
     row, col = config.number("ROW_BLOCK"), config.number("COL_BLOCK")
-    half = row // 2 if row >= 128 else row
-    tasks = tile_rows(problem, half) / row * ceil_div(problem.cols, col)
+    tasks = tile_rows(problem, piece_rows(config)) / row * ceil_div(problem.cols, col)
     # A deeper ring and a larger tile hide more; a tile below 128 × 256 reads its operands more often.
     reuse = min(1.0, (row * col / (row + col)) / 85.0)
     depth = 1 - 0.5 ** config.number("STAGES")
@@ -277,6 +314,23 @@ def _cluster_columns(config: Config, problem: Problem, device: DeviceClass) -> s
     return f"half of COL_BLOCK {config['COL_BLOCK']} is no multiple of 64"
 
 
+def _cluster_draw(config: Config, problem: Problem, device: DeviceClass) -> str | None:
+    """Each block's producer asks the dispenser for itself, so two blocks of a cluster would draw different tasks."""
+    if cluster(config) == 1 or config["DRAW"] == "stride":
+        return None
+    return "the dispenser gives each block of a cluster another task"
+
+
+def _pieces(config: Config, problem: Problem, device: DeviceClass) -> str | None:
+    piece = piece_rows(config)
+    return f"pieces of {piece} rows do not divide pad {problem.pad}" if problem.pad % piece else None
+
+
+def _whole_pieces(config: Config, problem: Problem, device: DeviceClass) -> str:
+    piece = piece_rows(config)
+    return f"use pad = {ceil_div(problem.pad, piece) * piece}"
+
+
 def _stages_cover(config: Config, problem: Problem, device: DeviceClass) -> str | None:
     stages, depth = config.number("STAGES"), config.number("MMA_DEPTH")
     return None if stages >= depth + 2 else f"{stages} stages leave none to fill beside {depth + 1} in use"
@@ -299,8 +353,8 @@ def _warps(config: Config, problem: Problem, device: DeviceClass) -> str | None:
         config.number("WARP_M"),
         warp_n(config),
     )
-    piece = 64 if row >= 128 else row
-    if width and width % 16 == 0 and col % width == 0 and row % height == 0 and height <= piece:
+    fits = row % height == 0 and height <= piece_rows(config)
+    if fits and width and width % 16 == 0 and col % width == 0:
         return None
     return f"{config['CONSUMER_WARPS']} warps of {height} rows cannot tile {row} × {col} in 16 × 16 units"
 
@@ -312,6 +366,7 @@ def _overlay(config: Config, problem: Problem, device: DeviceClass) -> str | Non
 
 
 def _registers(config: Config, problem: Problem, device: DeviceClass) -> str | None:
-    """R1 and R2: accumulators and about 64 more fit the registers of a consumer thread."""
-    needed, given = accumulators(config) + FRAGMENT_REGISTERS, consumer_registers(config, device)
+    """R1 and R2: accumulators and what stands beside them fit the registers of a consumer thread."""
+    needed = accumulators(config) + fragments(config) + LOOP_REGISTERS[main_loop(config)]
+    given = consumer_registers(config, device)
     return None if needed <= given else f"a consumer thread needs about {needed} registers and has {given}"
