@@ -60,6 +60,7 @@ struct geometry : Config {
     static_assert(ROW_BLOCK % 16 == 0 && COL_BLOCK % 64 == 0 && COL_BLOCK <= 256 && RED_BLOCK % 64 == 0);
     static_assert(b_box::rows <= 256 && (kEnk || RED_BLOCK <= 256), "a TMA box has at most 256 rows");
     static_assert(CLUSTER == 1 || (CLUSTER == 2 && kWgmma && RED_BLOCK == 64 && (kEnk || COL_BLOCK % 128 == 0)));
+    static_assert(CLUSTER == 1 || Config::DRAW == task_draw::stride, "a cluster's blocks would draw different tasks");
     static_assert(!kWgmma || (CONSUMER_WARPS % 4 == 0 && ROW_BLOCK % 64 == 0 && kGroupM % 64 == 0 &&
                               kGroupN % 64 == 0 && kGroupRows * kGroupCols * (kPingPong ? kWarpgroups : 1) ==
                                                        kWarpgroups));

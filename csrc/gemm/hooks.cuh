@@ -5,13 +5,15 @@
 
 namespace tkt {
 
-// Called by one thread before a block's first load of a pad block's rows; returns when they may be read by TMA.
+// Called by one thread before a tile's first load, for each pad block that the tile overlaps; returns when those rows
+// may be read by TMA (an acquire, then `fence_async`).
 struct no_gate {
     TKT_DEVICE void operator()(int pad_block) const {}
 };
 
-// Called by one thread, once for each tile it stored, when the tile's writes are performed; possibly one tile
-// late, never after the block ends. Tiles without real rows are not computed and not announced.
+// Called by one thread, for each tile it stored and each pad block that the tile overlaps, when the tile's writes
+// are performed; possibly one tile late, never after the block ends. So a pad block is announced once for each row
+// tile that overlaps it and each column block; rows beyond an expert's last piece of 64 are never announced.
 struct no_epilogue {
     TKT_DEVICE void operator()(int pad_block, int col_block) const {}
 };

@@ -12,7 +12,7 @@ namespace tkt {
 // (w / 4 + w % 4 * WARPS / 4) would leave half of them idle.
 template <int WARPS>
 TKT_DEVICE constexpr int row_strip(int w) {
-    return w % 4 + w / 4 * 4;
+    return w;
 }
 
 template <int WARPS>

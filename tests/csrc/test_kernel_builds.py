@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL = ROOT / "csrc" / "kernels" / "grouped_gemm.cu"
 PROBE = ROOT / "tests" / "csrc" / "hook_probe.cu"
+TILE = ROOT / "tests" / "csrc" / "tile_probe.cu"
 SMALL_SMEM, LARGE_SMEM = 101376, 232448  # opt-in bytes of a block: sm_120a, sm_90a
 
 pytestmark = pytest.mark.skipif(
@@ -105,6 +106,13 @@ def test_no_tma_instruction_is_predicated(arch: str, defines: str, tmp_path: Pat
     sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
     assert "UTMALDG" in sass
     assert not re.findall(r"@!?U?P\d+ UTMA(?:LDG|STG)\S*", sass)
+
+
+@pytest.mark.parametrize("arch", ["90a", "120a"])
+def test_the_rest_of_the_tile_layer_builds_without_driver_calls(arch: str, tmp_path: Path) -> None:
+    cubin, log = compile_cubin(TILE, arch, "", tmp_path)
+    assert b"__cuda_syscall" not in cubin
+    assert "0 bytes spill stores" in log
 
 
 def test_a_variant_that_cannot_work_is_refused_in_words(tmp_path: Path) -> None:
