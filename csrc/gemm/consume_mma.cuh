@@ -146,7 +146,8 @@ struct mma_consumer {
                 for (int r = 0; r < t.height; r += geo::kPieceRows)
 #pragma unroll 1
                     for (int c = 0; c < Config::COL_BLOCK; c += kPanelCols)
-                        tma::store_async<Config::KEEP_OUTPUTS>(G.outputs, out_piece(smem.stages[last], r, c), {t.row + r, t.col + c});
+                        tma::store_async<Config::KEEP_OUTPUTS>(G.outputs, out_piece(smem.stages[last], r, c),
+                                                               {t.row + r, t.col + c});
                 tma::commit();
                 announce.stored = t;
                 tma::store_async_read_wait<0>();

@@ -202,8 +202,9 @@ struct wgmma_storer {
             for (int group = 0; group < geo::kWarpgroups; ++group) {
                 if (geo::kPingPong && group != turn) continue;
                 const auto share = consumer::share_of(t.height, group);
-                store_group(G, smem, out[group % geo::kOutRings], group % geo::kOutRings, t.row + 64 * share.first, t.col + consumer::first_col(group),
-                            share.strips);
+                const int out_ring = group % geo::kOutRings;
+                store_group(G, smem, out[out_ring], out_ring, t.row + 64 * share.first,
+                            t.col + consumer::first_col(group), share.strips);
             }
             if constexpr (geo::kPingPong) turn = turn + 1 == geo::kWarpgroups ? 0 : turn + 1;
             tma::store_async_wait<0>();

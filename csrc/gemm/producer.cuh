@@ -68,7 +68,8 @@ struct producer {
         for (;;) {
             const task t = order.next(rank);
             if (issuer) {
-                wait<wait_role::producer, wait_word::task_free>(smem.task_free[slot.index], slot.phase ^ 1, G.guard);
+                wait<wait_role::producer, wait_word::task_free>(smem.task_free[slot.index], slot.phase ^ 1,
+                                                                G.guard);
                 smem.tasks[slot.index] = t;
                 arrive(smem.task_full[slot.index]);
             }
@@ -83,7 +84,8 @@ struct producer {
                 if (step == draw_at) order.draw();
                 if (issuer) {
                     semaphore& full = smem.stage_full[stage.index];
-                    wait<wait_role::producer, wait_word::stage_free>(smem.stage_free[stage.index], stage.phase ^ 1, G.guard);
+                    wait<wait_role::producer, wait_word::stage_free>(smem.stage_free[stage.index], stage.phase ^ 1,
+                                                                     G.guard);
                     tma::expect_bytes(full, bytes);
                     load_activations(G, smem.stages[stage.index], full, t, step * Config::RED_BLOCK, rank);
                     load_weights(G, smem.stages[stage.index], full, t, step * Config::RED_BLOCK, rank);
