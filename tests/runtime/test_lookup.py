@@ -101,7 +101,7 @@ def test_a_tuned_problem_is_answered_exactly(path: Path) -> None:
     assert (choice.problem, choice.device, choice.artifact_digest) == (problem(), DEVICE, ART)
     told = choice.explain()
     assert "exactly this problem" in told and "80.0 µs, the median of 9 samples of the slowest rank" in told
-    assert "policy serving (direct launch, cold cache), built with g++ g++ 12.2" in told
+    assert "policy serving (direct launch, cold cache), built with g++ 12.2" in told
     assert "chosen because: fastest by 4 %." in told
     assert wanted(path) == []
 

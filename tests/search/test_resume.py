@@ -21,7 +21,7 @@ from fakes import (
 from tktune.core import status
 from tktune.core.config import Config
 from tktune.search.driver import tune
-from tktune.search.events import BuildDone, FinalistRound, Resumed, TrialDone, WinnerChosen
+from tktune.search.events import BuildDone, FinalistRound, Note, Resumed, TrialDone, WinnerChosen
 from tktune.search.results import Rooms
 from tktune.search.resume import recall
 from tktune.store.results import Store
@@ -84,6 +84,22 @@ def test_the_previous_winner_is_always_a_finalist(url):
     last = [one for one in sessions if one.session_id == sessions[-1].session_id]
     assert {one.role for one in last} >= {"default", "previous"}
     assert next(one.config for one in last if one.role == "previous") == BOTTOM
+
+
+def test_a_verification_that_was_cut_short_is_told_and_made_again(url):
+    def killed(event: object) -> None:
+        if isinstance(event, FinalistRound):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune_in(World(), url, study(8), listen=killed)
+    world = World()
+    result = tune_in(world, url, study(8))
+    (told,) = [note.sentence for note in of_kind(world, Note) if "while it verified" in note.sentence]
+    assert str(result.default) in told and result.verified
+    after = World()
+    tune_in(after, url, study(8))
+    assert not [note for note in of_kind(after, Note) if "while it verified" in note.sentence]
 
 
 def test_a_missing_attribution_is_made_good(url):

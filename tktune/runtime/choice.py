@@ -108,8 +108,7 @@ def measured(row: WinnerRow) -> tuple[str, ...]:
     how = (
         f"It took {row.time_us:.1f} µs, the median of {row.samples} samples of the slowest rank, in interleaved rounds "
         f"on {day}, under the policy {policy.name} ({policy.launch_mode} launch, {policy.cache_state} cache), built "
-        f"with {toolchain.kind} {first_line}".rstrip()
-        + "."
+        f"with {first_line or toolchain.kind}."
     )
     return (how, f"It was chosen because: {row.reason.rstrip('.')}.") if row.reason else (how,)
 

@@ -29,7 +29,7 @@ from tktune.search.finalists import (
 )
 from tktune.search.measuring import Bench
 from tktune.search.results import TuneResult
-from tktune.search.resume import Known
+from tktune.search.resume import REFUTED, VERIFIED, VERIFYING, Known
 from tktune.store.rows import Role, VerificationRow, WinnerRow
 
 if TYPE_CHECKING:
@@ -111,6 +111,14 @@ class Finals:
             finalists = self._finalists(failed)
             if not finalists:
                 break
+            self._bench.event(
+                VERIFYING,
+                f"Verification of {len(finalists)} finalists begins.",
+                {
+                    "problem": self._problem_run.problem.digest,
+                    "configs": [dict(finalist.config) for finalist in finalists],
+                },
+            )
             verified = verify(self._bench.gang, finalists, self._plan(), self._listener)
             failed |= {self._refuted(arm) for arm in verified.failed}
             if verified.verdict is not None and self._file(verified):
@@ -128,7 +136,7 @@ class Finals:
             self._listener.on_event(Note(f"{verdict.config} is not chosen: {error}."))
             return False
         self._bench.event(
-            "verified",
+            VERIFIED,
             verdict.reason,
             {
                 "session_id": run.run_id,
@@ -147,7 +155,7 @@ class Finals:
         if arm.end == status.WRONG:
             self._bench.file(config, artifact.digest, status.WRONG, arm.sentence)
         sentence = f"The finalist {config} ended as {arm.end} and is out: {arm.sentence}"
-        self._bench.event("refuted", sentence, {"config": dict(config), "artifact_digest": artifact.digest})
+        self._bench.event(REFUTED, sentence, {"config": dict(config), "artifact_digest": artifact.digest})
         self._listener.on_event(Note(sentence))
         return config
 

@@ -18,14 +18,14 @@ from tktune.gang.gang import Gang
 from tktune.gang.trial import TrialPlan
 from tktune.search.budget import Budget, StopSignal
 from tktune.search.building import Builder
-from tktune.search.events import Finished, Listener, Resumed, SpaceReady
+from tktune.search.events import Finished, Listener, Note, Resumed, SpaceReady
 from tktune.search.exploring import Found, Search
 from tktune.search.finals import Finals
 from tktune.search.measuring import Bench
 from tktune.search.place import BuildPlace, places_of
 from tktune.search.racing import model_seeds
 from tktune.search.results import Rooms, TuneResult
-from tktune.search.resume import Known, recall
+from tktune.search.resume import Known, cut_short, recall
 from tktune.search.study import Study
 from tktune.store.results import Store
 from tktune.store.rows import TrialKey, WinnerRow
@@ -160,6 +160,15 @@ class ProblemRun:
             lost = sum(row.id in self.lost for row in rows)
             self.listener.on_event(
                 Resumed(len(known.final), self.study.trials, len(known.quarantined), lost, left)
+            )
+        finalists = cut_short(self.store.events(), self.problem.digest)
+        if finalists:
+            names = "; ".join(map(str, finalists))
+            self.listener.on_event(
+                Note(
+                    f"The run before ended while it verified {len(finalists)} finalists: {names}. They are verified "
+                    "again; if the host went down with that run, look at these first."
+                )
             )
         return known
 

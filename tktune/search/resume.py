@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from tktune.core import status
 from tktune.core.config import Config
-from tktune.store.rows import STARTED, TrialRow
+from tktune.store.rows import STARTED, EventRow, TrialRow
 
 # Ends without a verdict after which a config is never issued again (design: Gang protocol).
 QUARANTINE_AFTER = 2
+# Kinds of events. A run's "verifying" that neither of the others follows was cut short.
+VERIFYING, VERIFIED, REFUTED = "verifying", "verified", "refuted"
 
 
 @dataclass(frozen=True)
@@ -82,3 +84,17 @@ def recall(
                 blamed.add(row.config)
     spent_s = sum(searched_s.get(run_id, end - start) for run_id, (start, end) in span.items())
     return Known(final, dict(ends), frozenset(ends.keys() - blamed), spent_s, last)
+
+
+def cut_short(events: Iterable[EventRow], problem_digest: str) -> list[Config]:
+    """The finalists that the last verification of this problem was measuring when its driver or host vanished.
+
+    `events` are all events of the store, oldest first; empty when that verification came to an end.
+    """
+    run_id, configs = None, []
+    for event in events:
+        if event.kind == VERIFYING and event.detail["problem"] == problem_digest:
+            run_id, configs = event.detail["run_id"], [Config(one) for one in event.detail["configs"]]
+        elif event.kind in (VERIFIED, REFUTED) and event.detail.get("run_id") == run_id:
+            configs = []
+    return configs
