@@ -23,10 +23,10 @@ struct named_barrier {
     static TKT_DEVICE void arrive() { asm volatile("bar.arrive %0, %1;" ::"n"(ID), "n"(THREADS) : "memory"); }
 };
 
-template <int CONSUMER_WARPS>
+template <int CONSUMER_WARPS, int PRODUCER_WARPS = 1>
 struct barrier_registry {
     using consumers = named_barrier<1, CONSUMER_WARPS * kWarpThreads>;
-    using communicators = named_barrier<2, (CONSUMER_WARPS + 1) * kWarpThreads>;
+    using communicators = named_barrier<2, (CONSUMER_WARPS + PRODUCER_WARPS) * kWarpThreads>;
 };
 
 TKT_DEVICE uint32_t cluster_rank() {

@@ -27,8 +27,11 @@ class Stopwatch:
         self._prefill = torch.empty(PREFILL_BYTES // 4, dtype=torch.int32, device=device)
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def time(self, work: Work, iterations: int, warmup: int) -> list[float]:
-        """Microseconds of each timed iteration. Raises `DeviceError` when a launch failed."""
+    def time(self, work: Work, iterations: int, warmup: int, before: Work | None = None) -> list[float]:
+        """Microseconds of each timed iteration; `before` runs untimed just before each, after the flush.
+
+        Raises `DeviceError` when a launch failed.
+        """
         total = warmup + iterations
         while len(self._events) < total:
             self._events.append((_event(), _event()))
@@ -37,6 +40,8 @@ class Stopwatch:
         for number, (start, end) in enumerate(self._events[:total]):
             if self._flush is not None:
                 self._flush.fill_(number)
+            if before is not None:
+                before(stream)
             start.record()
             work(stream)
             end.record()

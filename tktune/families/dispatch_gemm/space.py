@@ -6,10 +6,11 @@ The compute half's parameters and rules are the grouped GEMM's. Nothing here imp
 
 from __future__ import annotations
 
+import dataclasses
+
 from tktune.core.build_spec import BuildSpec
 from tktune.core.config import Config
 from tktune.core.device import DeviceClass
-from tktune.core.errors import DeviceAbsent
 from tktune.core.problem import Problem
 from tktune.core.roles import Role, RoleModel, Wait
 from tktune.core.space import Constraint, Parameter, Space
@@ -31,7 +32,15 @@ CUDA_SPLITS = {
 ORDER = Parameter(
     "order", ("token", "slot"), "launch", "fetch each token once and scatter it, or fetch slot by slot"
 )
+CUDA_ORDER = Parameter(
+    "order",
+    ("token", "slot", "mixed"),
+    "launch",
+    "fetch each token once and scatter it, or fetch slot by slot; mixed: slots for the first wave of tiles, then tokens",
+)
 RASTER_ROWS = Parameter("raster_rows", (0, 1), "launch", space_cuda.RASTER_ROWS.meaning)
+# The gate stands in the producer and needs registers there; consumers of up to eight warps give them.
+GATED_REGISTERS = {4: (56, 232), 8: (56, 224), 12: (56, 152)}
 SLOT_RESERVE_BYTES = 2048  # semaphores and counters beside the row slots of a communication block
 
 
@@ -66,7 +75,7 @@ class DispatchGemm:
         return Space(
             problem,
             device,
-            (*space_cuda.build_parameters(device), split, ORDER, RASTER_ROWS),
+            (*space_cuda.build_parameters(device), split, CUDA_ORDER, RASTER_ROWS),
             [
                 *space_cuda.build_constraints(device),
                 Constraint("row_fits_a_slot", "a token row fits shared memory", _row_fits, (), _short_row),
@@ -100,7 +109,7 @@ class DispatchGemm:
         """
         communicate = config.number("num_comm_sms")
         row_bytes = 2 * problem.hidden
-        fetched = (wanted_tokens(problem) if config["order"] == "token" else rank_rows(problem)) * row_bytes
+        fetched = (rank_rows(problem) if config["order"] == "slot" else wanted_tokens(problem)) * row_bytes
         gathered = rank_rows(problem) * row_bytes
         if device.backend == "cpu":
             comm = 1e6 * (fetched + gathered) / (communicate * space_cpu.CORE_COPIED)
@@ -109,7 +118,7 @@ class DispatchGemm:
         else:
             remote = fetched * (problem.world - 1) / problem.world
             link = space_cuda.LINK_BYTES.get(device.interconnect, space_cuda.LINK_BYTES["pcie"])
-            per_sm = space_cuda.SM_GATHERED * (1.0 if config["order"] == "token" else 0.7)
+            per_sm = space_cuda.SM_GATHERED * (0.7 if config["order"] == "slot" else 1.0)
             comm = 1e6 * max(remote / link, gathered / (communicate * per_sm))
             comp = space_cuda.compute_us(config, problem, device, device.sm_count)
             fill = 15.0 + comm / 16
@@ -118,22 +127,29 @@ class DispatchGemm:
     def build_spec(self, build_part: Config, problem: Problem, device: DeviceClass) -> BuildSpec:
         if device.backend == "cpu":
             return space_cpu.build_spec(self.name, build_part, problem)
-        return space_cuda.build_spec(self.name, build_part, problem, device)
+        spec = space_cuda.build_spec(self.name, build_part, problem, device)
+        if space_cuda.main_loop(build_part) == "mma_sync":
+            return spec
+        producer, consumer = GATED_REGISTERS[build_part.number("CONSUMER_WARPS")]
+        roles = {"TKT_PRODUCER_REGISTERS": str(producer), "TKT_CONSUMER_REGISTERS": str(consumer)}
+        return dataclasses.replace(spec, defines={**spec.defines, **roles})
 
     def workbench(self, seat: RankSeat) -> Workbench:
-        if seat.device.backend != "cpu":
-            raise DeviceAbsent(
-                f"{self.name} has no workbench for {seat.device}.", "Use --device cpu, or --dry-run."
-            )
-        from tktune.families.dispatch_gemm.launch import CpuWorkbench
+        bench: Workbench
+        if seat.device.backend == "cuda":
+            from tktune.families.dispatch_gemm.launch_cuda import CudaDispatchWorkbench
 
-        bench: Workbench = CpuWorkbench(seat)
+            bench = CudaDispatchWorkbench(seat)
+        else:
+            from tktune.families.dispatch_gemm.launch import CpuWorkbench
+
+            bench = CpuWorkbench(seat)
         return bench
 
 
 def _same_order(config: Config, problem: Problem) -> Config:
     """With one expert a token, fetching by token and by slot are the same walk."""
-    if config["order"] == "slot" and problem.top_k == 1:
+    if config["order"] != "token" and problem.top_k == 1:
         return config.replace(order="token")
     return config
 

@@ -1,0 +1,123 @@
+// Runs the dispatch role of csrc/comm/dispatch.cuh over tables from a file, all blocks and warps at once, and checks
+// every pad block at the moment its last row is counted, the whole buffer at the end, and what the tail leaves behind.
+//
+//   main TABLES HEAD BLOCKS WARPS SLOTS PENDING WAVE OPENERS OPENING SEED
+#include "comm/dispatch.cuh"
+
+namespace {
+
+struct config {};
+using globals = tkt::dispatch_globals<config, 8>;
+
+globals G;
+std::vector<int32_t> head, pull_indices, pull_tokens, pull_slots, slack, arrivals;
+std::vector<uint16_t> x, gathered;
+std::vector<std::vector<char>> memory;
+int32_t queue[3], dispenser[2];
+int blocks, warps, openers;
+bool leaving;
+
+int rows() { return head[0]; }
+int hidden() { return head[4]; }
+
+uint16_t value(int source, int token, int col) {
+    return static_cast<uint16_t>(source * 7919 + token * 31 + col * 3 + 1);
+}
+
+void check_row(int slot, const char* what) {
+    const int source = pull_indices[2 * slot], token = pull_indices[2 * slot + 1];
+    for (int c = 0; c < hidden(); ++c) {
+        const uint16_t wanted = source < 0 ? 0xffff : value(source, token, c);
+        if (gathered[static_cast<size_t>(slot) * hidden() + c] != wanted) lanes::fail(what);
+    }
+}
+
+void arrival(int32_t* word) {
+    const int block = static_cast<int>(word - arrivals.data()), pad = G.gemm.pad;
+    if (*word > pad) lanes::fail("a pad block counts more rows than it has");
+    if (*word == pad)
+        for (int slot = block * pad; slot < (block + 1) * pad; ++slot) check_row(slot, "a block is complete without its rows");
+}
+
+std::vector<int32_t> table(FILE* file) {
+    int32_t size = 0;
+    if (std::fread(&size, 4, 1, file) != 1) lanes::fail("short file");
+    std::vector<int32_t> values(size);
+    if (size && std::fread(values.data(), 4, size, file) != static_cast<size_t>(size)) lanes::fail("short file");
+    return values;
+}
+
+}  // namespace
+
+namespace lanes {
+void body() {
+    if (leaving) {
+        tkt::leave(G);
+        return;
+    }
+    const int block = now->of->block;
+    const int draws = block < openers ? G.opening : 0x7fffffff;
+    if (now->of->index < G.comm_warps && draws)
+        tkt::dispatch_warp<globals>(G, memory[block].data(), draws).run();
+}
+}  // namespace lanes
+
+int main(int, char** arguments) {
+    FILE* file = std::fopen(arguments[1], "rb");
+    if (!file) return 2;
+    head = table(file);  // rows, blocks, tokens, top_k, hidden, pad, world, tokens a rank
+    pull_indices = table(file), pull_tokens = table(file), pull_slots = table(file), slack = table(file);
+    std::fclose(file);
+    const auto number = [&](int i) { return std::atoi(arguments[i]); };
+    blocks = number(3), warps = number(4), openers = number(8);
+
+    const int world = head[6], tokens = head[7];
+    x.resize(static_cast<size_t>(world) * tokens * hidden());
+    for (int s = 0; s < world; ++s)
+        for (int t = 0; t < tokens; ++t)
+            for (int c = 0; c < hidden(); ++c) x[(static_cast<size_t>(s) * tokens + t) * hidden() + c] = value(s, t, c);
+    gathered.assign(static_cast<size_t>(rows()) * hidden(), 0xffff);
+    arrivals = slack;
+    G.gemm.reduction = hidden();
+    G.gemm.pad = head[5];
+    G.gemm.dispenser = dispenser;
+    G.gathered = reinterpret_cast<tkt::bf16*>(gathered.data());
+    G.plan = head.data();
+    G.pull_indices = reinterpret_cast<const int2*>(pull_indices.data());
+    G.pull_tokens = reinterpret_cast<const int2*>(pull_tokens.data());
+    G.pull_slots = pull_slots.data();
+    G.slack = slack.data();
+    G.arrivals = arrivals.data();
+    G.queue = queue;
+    G.head = number(2);
+    G.top_k = head[3];
+    G.wave = number(7);
+    G.opening = number(9);
+    G.warp_slots = number(5);
+    G.comm_warps = warps;
+    G.pending = number(6);
+    for (int s = 0; s < world; ++s)
+        G.tokens.views[s] = {reinterpret_cast<tkt::bf16*>(x.data()) + static_cast<size_t>(s) * tokens * hidden(),
+                             tokens, hidden()};
+    const size_t block_bytes = tkt::kSlotReserveBytes + static_cast<size_t>(warps) * G.warp_slots * hidden() * 2;
+    for (int b = 0; b < blocks; ++b) memory.emplace_back(block_bytes);
+
+    tkt::on_arrival = arrival;
+    std::vector<lanes::warp> team;
+    for (int b = 0; b < blocks; ++b)
+        for (int w = 0; w < warps; ++w) team.push_back({w, b, 0, 0, {}});
+    lanes::run(team, number(10));
+    for (int slot = 0; slot < rows(); ++slot) check_row(slot, "a row is wrong at the end, or padding was written");
+    for (int count : arrivals)
+        if (count != G.gemm.pad) lanes::fail("a pad block is not complete");
+
+    leaving = true;
+    gridDim.x = blocks;
+    dispenser[0] = 77;
+    std::vector<lanes::warp> last;
+    for (int b = 0; b < blocks; ++b) last.push_back({0, b, 0, 0, {}});
+    lanes::run(last, number(10) + 1);
+    if (arrivals != slack || queue[0] || queue[1] || dispenser[0] || dispenser[1] != tkt::kNeverLast)
+        lanes::fail("the tail left the counters unready");
+    return 0;
+}

@@ -1,0 +1,194 @@
+"""The workbench of the dispatch on a GPU, with a launch that torch plays on the CPU: what is gated, what is noticed,
+and which blocks and roles each mode gets.
+"""
+
+from __future__ import annotations
+
+import struct
+import types
+from typing import ClassVar
+
+import pytest
+import torch
+
+pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (the extra `cuda`)")
+
+from tktune.core.device import device_class
+from tktune.core.errors import WordsError
+from tktune.core.policy import Policy
+from tktune.core.problem import Problem
+from tktune.families.base import family
+from tktune.families.cuda import dispatch_globals as mirror
+from tktune.families.cuda.gemm_globals import Guard, View
+from tktune.families.dispatch_gemm import launch_cuda
+from tktune.families.dispatch_gemm.launch_cuda import CudaDispatchWorkbench
+from tktune.families.dispatch_gemm.plan_cuda import Workspace, make_plan
+
+CPU = torch.device("cpu")
+DEVICE = device_class("sm_90a")
+
+
+class Played:
+    """Stands for `Launch`: keeps its words; a fused one does what the kernel would, `spoil` has its say."""
+
+    made: ClassVar[list[Played]] = []
+    spoil = None
+
+    def __init__(self, function, grid, threads, smem_bytes, arguments, kept=()):
+        self.function, self.grid, self.smem_bytes, self.kept = function, grid, smem_bytes, kept
+        if function != "meet":
+            self.roles, self.computing, self.head, self.top_k, self.wave, self.opening = struct.unpack_from(
+                "<6i", arguments, mirror.ROLES
+            )
+        Played.made.append(self)
+
+    def __call__(self, stream):
+        if self.function == "meet":
+            return
+        _, plan, _, space, _ = self.kept
+        case = plan.case
+        space.gathered[case.slots] = case.activations[case.slots]
+        space.out[case.slots] = case.reference.bfloat16()
+        if Played.spoil is not None:
+            Played.spoil(space, case)
+
+
+class TorchStopwatch:
+    def time(self, work, iterations, warmup, before=None):
+        for _ in range(warmup + iterations):
+            before(0)
+            work(0)
+        return [1.0] * iterations
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    problem = Problem("dispatch_gemm", 64, 40, 8, 3, 24, world=2, pad=16)
+    made = CudaDispatchWorkbench.__new__(CudaDispatchWorkbench)
+    policy = Policy(launch_mode="direct", warmup=1)
+    made.seat = types.SimpleNamespace(device=DEVICE, rank=1, world=2, policy=policy)
+    made.problem, made._index = problem, 0
+    stream = torch.Generator().manual_seed(3)
+    made._weights = torch.randn(4, 64, 40, generator=stream).bfloat16() / 8
+    made._space = Workspace(problem, CPU)
+    made._plans, made._kept_bytes = launch_cuda.OrderedDict(), 1 << 30
+    made._x = torch.zeros(24, 64, dtype=torch.bfloat16)
+    made._maps, made._patient = None, Guard(9.0)
+    made._control = types.SimpleNamespace(guard=Guard(1.0), launching=Nothing)
+    made._memory = types.SimpleNamespace(addresses=lambda offset: (0x1000 + offset, 0x2000 + offset))
+    made._sequence = torch.zeros(1, dtype=torch.int64)
+    facts = types.SimpleNamespace(cluster=1, threads=384)
+    made._module = types.SimpleNamespace(facts=facts, smem_bytes=232448, function="fused", meet="meet")
+    made._stopwatch = TorchStopwatch()
+    Played.made, Played.spoil = [], None
+    monkeypatch.setattr(launch_cuda, "Launch", Played)
+    monkeypatch.setattr(
+        launch_cuda, "matrix_view", lambda maps, m, box: View(bytes(128), m.data_ptr(), *m.shape[-2:])
+    )
+    monkeypatch.setattr(launch_cuda, "current_stream", lambda index: 0)
+    monkeypatch.setattr(launch_cuda, "synchronize", lambda stream: None)
+    return made
+
+
+class Nothing:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return False
+
+
+def config_of(bench, **changes):
+    return family("dispatch_gemm").space(bench.problem, DEVICE).default.replace(**changes)
+
+
+@pytest.mark.parametrize("routing", ["uniform", "empty:4", "hot:0.9@7", "one:2"])
+def test_a_right_launch_passes_the_gate(bench, routing):
+    verdict = bench.gate(config_of(bench), routing, 5, 77)
+    assert verdict.passed, verdict
+    assert int(bench._sequence) == 77
+    assert [one.function for one in Played.made] == ["fused", "meet"]
+
+
+def wrong_row(space, case):
+    space.gathered[case.slots[3]] += 1
+
+
+def wrong_output(space, case):
+    space.out[case.slots[5]] *= 2
+
+
+def no_tail(space, case):
+    space.arrivals += 1
+
+
+def beyond(space, case):
+    space.gathered[case.rows] = 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (wrong_row, "1 gathered rows differ"),
+        (wrong_output, "1 of "),
+        (no_tail, "left its counters"),
+        (beyond, "behind the last expert"),
+    ],
+)
+def test_what_a_launch_does_wrong_is_noticed_and_named(bench, spoil, sentence):
+    Played.spoil = spoil
+    verdict = bench.gate(config_of(bench), "uniform", 5, 1)
+    assert not verdict.passed
+    assert sentence in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [
+        ("fused", [(mirror.FUSED, 116)]),
+        ("comm", [(mirror.COMMUNICATE, 116)]),
+        ("comp", [(mirror.COMPUTE, 132)]),
+        ("serial", [(mirror.COMMUNICATE, 0), (mirror.COMPUTE, 132)]),
+    ],
+)
+def test_each_mode_gets_its_roles_and_blocks(bench, mode, wanted):
+    assert bench.time(config_of(bench), mode, 5, 4, 9) == [1.0] * 4
+    launches = [one for one in Played.made if one.function != "meet"]
+    assert (launches[0].roles, launches[0].computing) == (mirror.COMMUNICATE, 0)  # brings the rows first
+    assert [(one.roles, one.computing) for one in launches[1:]] == wanted
+    assert {one.grid for one in launches} == {132}
+    assert {one.smem_bytes for one in launches} == {232448}
+
+
+def test_an_unknown_mode_is_refused(bench):
+    with pytest.raises(WordsError, match="no mode"):
+        bench.time(config_of(bench), "backwards", 5, 4, 9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"order": "token"}, (0, 0, launch_cuda.WAVE)),
+        ({"order": "slot"}, (mirror.ALL_ROWS, 1, 1)),
+        ({"order": "mixed"}, (116 * 128, 1, 1)),  # one column of tiles: each block begins in rows of its own
+        ({"order": "slot", "opening": 0, "wave": 8}, (mirror.ALL_ROWS, 0, 8)),
+    ],
+)
+def test_an_order_is_a_head_of_slots_before_tokens(bench, changes, wanted):
+    launch = bench._launch(config_of(bench, **changes), bench._prepare("uniform", 0), "fused")
+    assert (launch.head, launch.opening, launch.wave) == wanted
+
+
+def test_a_plan_says_how_many_rows_blocks_and_tokens_there_are():
+    problem = Problem("dispatch_gemm", 64, 40, 8, 3, 24, world=2, pad=16)
+    weights = torch.zeros(4, 64, 40, dtype=torch.bfloat16)
+    plan = make_plan(problem, weights, 1, "uniform", 2)
+    rows, blocks, tokens = plan.words.tolist()
+    assert (rows, blocks) == (len(plan.pull_indices), len(plan.slack)) == (plan.case.rows, rows // 16)
+    assert tokens == len(plan.pull_tokens) == len(plan.pull_slots)
+    real = plan.pull_indices[:, 0] >= 0
+    assert torch.equal(torch.nonzero(real).flatten(), plan.case.slots.cpu())
+    own = plan.pull_indices[real]
+    rows_here = plan.case.activations[real.nonzero().flatten()]
+    mine = own[:, 0] == 1
+    assert torch.equal(rows_here[mine], plan.x[own[mine, 1].long()])

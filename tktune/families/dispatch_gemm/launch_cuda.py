@@ -1,0 +1,360 @@
+"""dispatch_gemm on a rank with a GPU: the launch itself pulls the rows from the peers' symmetric memory."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuda.bindings import driver as cu
+
+from tktune.core.config import Config
+from tktune.core.errors import ArtifactError, GangError, WordsError
+from tktune.core.problem import Problem
+from tktune.families.base import GateResult, RankSeat
+from tktune.families.control_page import ControlPage
+from tktune.families.cuda import dispatch_globals as mirror
+from tktune.families.cuda.control import Control
+from tktune.families.cuda.dispatch_globals import DispatchGlobals, RowSlots
+from tktune.families.cuda.driver import (
+    Handle,
+    attach,
+    check,
+    current_stream,
+    load_lazily,
+    memory_bytes,
+    synchronize,
+)
+from tktune.families.cuda.gemm_globals import GemmGlobals, Guard, boxes_of
+from tktune.families.cuda.gemm_inputs import check_output, draw_weights
+from tktune.families.cuda.launch import Graph, Launch, Work
+from tktune.families.cuda.module import Module, verified
+from tktune.families.cuda.stopwatch import Stopwatch
+from tktune.families.cuda.symmetric import (
+    HEADER_BYTES,
+    MEETING,
+    Exchange,
+    MemfdExchange,
+    SymmetricMemory,
+    try_peers,
+)
+from tktune.families.cuda.tensor_map import TensorMaps
+from tktune.families.dispatch_gemm.plan_cuda import Plan, Workspace, make_plan
+from tktune.families.formulas import ceil_div, round_up
+from tktune.families.grouped_gemm.launch_cuda import KEPT_CASES_SHARE, library_work, matrix_view
+
+EXCHANGE_S = 45.0  # below the driver's deadline for seating a rank
+PATIENCE_S = (
+    120.0  # of meetings between ranks that prepare at their own pace: the driver's deadline comes first
+)
+SELF_TEST_ROUNDS = 64
+WAVE = 2  # tokens of a draw: few, so that they stay in order; the next draw is under way meanwhile
+
+
+class DispatchModule(Module):
+    """A dispatch artifact: the fused entry, the meeting of ranks and the self-test of their memory.
+
+    `smem_bytes`: what a launch asks for, the device's whole opt-in size, so that row slots are many and every block
+    has an SM of its own. `joins`: communicating blocks take up the GEMM when they have run dry.
+    """
+
+    def __init__(self, content: bytes, sm_count: int, smem_bytes: int) -> None:
+        super().__init__(content, "dispatch_gemm", sm_count)
+        self.world, joins, *argument_bytes = self._words("tktune_dispatch_gemm_world", 4)
+        self.joins = bool(joins)
+        wanted = [mirror.meeting_bytes(self.world), mirror.self_test_bytes(self.world)]
+        if self.facts.globals_bytes != mirror.globals_bytes(self.world) or argument_bytes != wanted:
+            self.close()
+            raise ArtifactError(
+                f"The artifact takes launch arguments of {self.facts.globals_bytes} bytes, and "
+                f"{mirror.globals_bytes(self.world)} are made.",
+                "Build it with the sources of this version.",
+            )
+        self.smem_bytes = max(smem_bytes, self.facts.smem_bytes)
+        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check(cu.cuFuncSetAttribute(self.function, attribute, self.smem_bytes))
+        self.meet = self._entry("meet")
+        self.self_test = self._entry("self_test")
+
+    def _entry(self, name: str) -> Handle:
+        return check(cu.cuModuleGetFunction(self._handle, f"tktune_dispatch_gemm_{name}".encode()))
+
+
+class CudaDispatchWorkbench:
+    """One rank's seat at a GPU, beside its peers. Plans are kept per (routing, seed), modules per artifact.
+
+    Sequence numbers: `gate` takes two, `time` one for each launch and two more.
+    """
+
+    family = "dispatch_gemm"
+
+    def __init__(self, seat: RankSeat, exchange: Exchange | None = None) -> None:
+        self.seat, self.problem = seat, seat.problem
+        self._index = seat.device_index
+        load_lazily()  # everything is used once before ranks meet, so that nothing is loaded while one waits
+        attach(self._index)
+        self._device = torch.device("cuda", self._index)
+        self._page = ControlPage(seat.control_fd)
+        self._control = Control(self._page, seat.rank, seat.spin_limit_s)
+        guard = self._control.guard
+        self._patient = Guard(PATIENCE_S, guard.rank, guard.report, guard.abort_word)
+        if exchange is None:
+            exchange = MemfdExchange(seat.symmetric_fds, seat.rank, EXCHANGE_S, lambda: self._page.aborted)
+        rows_bytes = self.problem.tokens * self.problem.hidden * 2
+        self._memory = SymmetricMemory(HEADER_BYTES + rows_bytes, seat.rank, seat.world, exchange)
+        self._x = self._memory.tensor(
+            torch.bfloat16, (self.problem.tokens, self.problem.hidden), HEADER_BYTES
+        )
+        self._modules: dict[str, DispatchModule] = {}
+        self._module: DispatchModule | None = None
+        self._peers_tried = False
+        self._maps = TensorMaps()
+        self._plans: OrderedDict[tuple[str, int], Plan] = OrderedDict()
+        self._kept_bytes = memory_bytes(self._index) // KEPT_CASES_SHARE
+        policy = seat.policy
+        with self._control.launching():
+            self._weights = draw_weights(self.problem, seat.rank, self._device)
+            self._space = Workspace(self.problem, self._device)
+            self._sequence = torch.zeros(1, dtype=torch.int64, device=self._device)
+            self._stopwatch = Stopwatch(
+                self._index, policy.flush_bytes if policy.cache_state == "cold" else 0
+            )
+            self._prepare(self.problem.routing, policy.routing_seeds[0])  # library kernels are loaded now
+            synchronize(current_stream(self._index))
+
+    # The workbench protocol.
+
+    def load(self, artifact: Path, sha256: str, build_part: Config) -> dict[str, Any]:
+        """Verify the file's SHA-256, load it whole; the first time, try the peers' memory. Raises `ArtifactError`."""
+        self._module = None
+        device = self.seat.device
+        module = self._modules.get(sha256)
+        if module is None:
+            module = DispatchModule(verified(artifact, sha256), device.sm_count, device.smem_optin_bytes)
+            self._modules[sha256] = module
+        if module.world != self.seat.world:
+            raise ArtifactError(
+                f"{artifact} was built for {module.world} ranks, and there are {self.seat.world}.",
+                "Build it for this world.",
+            )
+        if not self._peers_tried:
+            self._try_peers(module)
+        self._module = module
+        return {
+            "smem_bytes": module.facts.smem_bytes,
+            "threads": module.facts.threads,
+            "cluster": module.facts.cluster,
+            "resident_blocks": module.resident_blocks,
+        }
+
+    def gate(self, config: Config, routing: str, seed: int, sequence: int) -> GateResult:
+        """One fused launch on buffers full of NaN, compared with the fp32 reference; the rows also bit by bit."""
+        with self._control.launching():
+            plan, space = self._prepare(routing, seed), self._space
+            space.gathered.fill_(math.nan)
+            space.out.fill_(math.nan)
+            launch = self._launch(config, plan, "fused")
+            self._count_from(sequence)
+            stream = current_stream(self._index)
+            meeting = self._meeting()
+            meeting(stream)
+            launch(stream)
+            meeting(stream)  # nobody changes its rows while a peer still reads them
+            synchronize(stream)
+        return self._judge(plan)
+
+    def time(self, config: Config, mode: str, seed: int, iterations: int, sequence: int) -> list[float]:
+        """Microseconds of each launch on this rank; all ranks meet on the device just before each.
+
+        `comm` keeps the split and leaves compute out; `serial` is communication on all SMs, then compute on all;
+        `comp` and `peer` (`torch._grouped_mm`) find their rows in place.
+        """
+        with self._control.launching():
+            plan = self._prepare(self.problem.routing, seed)
+            stream = current_stream(self._index)
+            self._count_from(sequence)
+            meeting = self._meeting()
+            meeting(stream)  # every rank's rows are in place
+            self._launch(config, plan, "gather")(stream)
+            synchronize(stream)
+            samples = self._measure(config, plan, mode, iterations, meeting)
+            meeting(stream)  # nobody changes its rows while a peer still reads them
+            synchronize(stream)
+        return samples
+
+    def _measure(
+        self, config: Config, plan: Plan, mode: str, iterations: int, meeting: Launch
+    ) -> list[float]:
+        policy = self.seat.policy
+        if mode == "peer":
+            return self._stopwatch.time(self._peer(plan), iterations, policy.warmup, meeting)
+        names = ("gather", "comp") if mode == "serial" else (mode,)
+        launches = [self._launch(config, plan, name) for name in names]
+
+        def work(stream: int) -> None:
+            for launch in launches:
+                launch(stream)
+
+        if policy.launch_mode == "direct":
+            return self._stopwatch.time(work, iterations, policy.warmup, meeting)
+        graph = Graph(work)
+        try:
+            return self._stopwatch.time(graph, iterations, policy.warmup, meeting)
+        finally:
+            graph.close()
+
+    def close(self) -> None:
+        """Leave the device; after a fault its calls fail, and nothing is left to free."""
+        self._modules.clear()
+        del self._x
+        self._memory.close()
+        self._control.close()
+        self._page.close()
+
+    # One launch.
+
+    def _launch(self, config: Config, plan: Plan, mode: str) -> Launch:
+        """`mode`: fused, comp, comm, or gather, which is communication on all SMs."""
+        sms = self.seat.device.sm_count
+        computing = sms - config.number("num_comm_sms")
+        roles, blocks = {
+            "fused": (mirror.FUSED, computing),
+            "comm": (mirror.COMMUNICATE, computing),
+            "gather": (mirror.COMMUNICATE, 0),
+            "comp": (mirror.COMPUTE, sms),
+        }.get(mode, (0, 0))
+        if not roles:
+            raise WordsError(f"There is no mode {mode!r}.", "Use fused, comp, comm, serial or peer.")
+        module = self._need_module()
+        cluster = module.facts.cluster
+        grid = sms // cluster * cluster
+        arguments = self._arguments(config, plan, roles, min(blocks, grid), module)
+        kept = (module, plan, self._weights, self._space, self._memory)
+        return Launch(module.function, grid, module.facts.threads, module.smem_bytes, arguments, kept)
+
+    def _arguments(
+        self, config: Config, plan: Plan, roles: int, computing: int, module: DispatchModule
+    ) -> bytes:
+        problem, space, boxes = self.problem, self._space, boxes_of(config, self.problem.weight_layout)
+        gemm = GemmGlobals(
+            activations=matrix_view(self._maps, space.gathered, boxes.activations),
+            weights=matrix_view(self._maps, self._weights, boxes.weights),
+            outputs=matrix_view(self._maps, space.out, boxes.outputs),
+            walk=plan.case.walks["index"].data_ptr(),  # rows arrive in the order of the experts
+            dispenser=space.dispenser.data_ptr(),
+            guard=self._control.guard,
+            num_experts=problem.local_experts,
+            reduction=problem.hidden,
+            cols=problem.cols,
+            pad=problem.pad,
+            raster_rows=config.number("raster_rows"),
+        )
+        warps = module.facts.threads // 32
+        return DispatchGlobals(
+            gemm=gemm,
+            gathered=space.gathered.data_ptr(),
+            plan=plan.words.data_ptr(),
+            pull_indices=plan.pull_indices.data_ptr(),
+            pull_tokens=plan.pull_tokens.data_ptr(),
+            pull_slots=plan.pull_slots.data_ptr(),
+            slack=plan.slack.data_ptr(),
+            arrivals=space.arrivals.data_ptr(),
+            queue=space.queue.data_ptr(),
+            roles=roles,
+            num_comp_blocks=computing,
+            head=_head(config, problem, computing),
+            top_k=problem.top_k,
+            wave=_wave(config),
+            opening=_opening(config),
+            slots=RowSlots.within(module.smem_bytes, 2 * problem.hidden, warps),
+            tokens=self._memory.addresses(HEADER_BYTES),
+            token_rows=problem.tokens,
+        ).packed()
+
+    def _meeting(self) -> Launch:
+        """All ranks leave it together; each call of it is the next one, also when a graph replays it."""
+        words = self._memory.addresses(MEETING)
+        arguments = mirror.packed_meeting(words, self._sequence.data_ptr(), self._patient)
+        return Launch(self._need_module().meet, 1, 32, 0, arguments, (self._sequence, self._memory))
+
+    def _count_from(self, sequence: int) -> None:
+        self._sequence.fill_(sequence)
+
+    def _try_peers(self, module: DispatchModule) -> None:
+        stream = current_stream(self._index)
+        with self._control.launching():
+            wrong = try_peers(module.self_test, self._memory, self._patient, 0, SELF_TEST_ROUNDS, stream)
+        if wrong:
+            raise GangError(wrong, "Check the topology and the IOMMU settings; run `tktune doctor`.")
+        self._peers_tried = True
+
+    def _peer(self, plan: Plan) -> Work:
+        """The library's grouped GEMM on the gathered rows, launched as the policy launches ours."""
+        case = plan.case
+        rows = case.activations[: case.rows]
+        weights = self._weights if self.problem.weight_layout == "ekn" else self._weights.transpose(1, 2)
+
+        def multiply() -> Any:
+            return torch._grouped_mm(rows, weights, offs=case.offsets)
+
+        return library_work(multiply, self.seat.policy.launch_mode)
+
+    def _judge(self, plan: Plan) -> GateResult:
+        verdict = check_output(plan.case, self._space.out)
+        gathered, case = self._space.gathered, plan.case
+        wrong = torch.nonzero((gathered[case.slots] != case.activations[case.slots]).any(1)).flatten()
+        said = ""
+        if len(wrong):
+            said = f"{len(wrong)} gathered rows differ, the first at slot {int(case.slots[wrong[0]])}."
+        elif not bool(torch.isnan(gathered[case.rows :]).all()):
+            said = "A row behind the last expert was gathered."
+        elif not self._space.left_as_found(plan):
+            said = "The launch left its counters other than it found them."
+        if not said:
+            return verdict
+        sentence = f"{said} {verdict.sentence}".strip()
+        return GateResult(False, verdict.worst_error, verdict.tolerance, sentence)
+
+    # Inputs.
+
+    def _prepare(self, routing: str, seed: int) -> Plan:
+        """The plan with its buffers, counters and this rank's rows in place; peers may read them after a meeting."""
+        key = (routing, seed)
+        plan = self._plans.pop(key, None)
+        if plan is None:
+            plan = make_plan(self.problem, self._weights, self.seat.rank, routing, seed)
+        self._plans[key] = plan
+        while len(self._plans) > 1 and sum(p.bytes for p in self._plans.values()) > self._kept_bytes:
+            self._plans.popitem(last=False)
+        self._space.fit(plan)
+        self._space.seed(plan)
+        self._x.copy_(plan.x)
+        return plan
+
+    def _need_module(self) -> DispatchModule:
+        if self._module is None:
+            raise ArtifactError("No artifact is loaded.", "Send a load before gate or time.")
+        return self._module
+
+
+def _head(config: Config, problem: Problem, computing: int) -> int:
+    """Rows that are fetched slot by slot first: none, all, or those of the tiles that compute blocks begin with."""
+    if config["order"] != "mixed":
+        return mirror.ALL_ROWS if config["order"] == "slot" else 0
+    tile_columns = ceil_div(problem.cols, config.number("COL_BLOCK"))
+    rows = ceil_div(computing, tile_columns) * config.number("ROW_BLOCK")
+    return round_up(rows, problem.pad)
+
+
+def _opening(config: Config) -> int:
+    """Waves that each warp of a compute block brings: one, where the rows it waits for are the first of the queue."""
+    return config.number("opening") if "opening" in config else int(config["order"] != "token")
+
+
+def _wave(config: Config) -> int:
+    """Rows of a draw; one where compute blocks open, so that the first rows are spread over all of them."""
+    if "wave" in config:
+        return config.number("wave")
+    return 1 if _opening(config) else WAVE

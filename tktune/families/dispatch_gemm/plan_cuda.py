@@ -1,0 +1,89 @@
+"""What one (routing, seed) means for a dispatch on one GPU, and the buffers that launches of a rank write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tktune.core import tables_torch
+from tktune.core.problem import Problem
+from tktune.core.routing import parse_routing
+from tktune.families.cuda import dispatch_globals as mirror
+from tktune.families.cuda.gemm_inputs import GUARD_ROWS, Case, draw_tokens, make_case
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One (routing, seed) on one rank: the GEMM's case, this rank's token rows, and the tables on the device.
+
+    `case.activations` holds the gathered rows as they should become. int32: `words` (3), `pull_indices` (P, 2),
+    `pull_tokens` (U, 2), `pull_slots` (U, top_k), `slack` (B).
+    """
+
+    case: Case
+    x: torch.Tensor
+    words: torch.Tensor
+    pull_indices: torch.Tensor
+    pull_tokens: torch.Tensor
+    pull_slots: torch.Tensor
+    slack: torch.Tensor
+
+    @property
+    def bytes(self) -> int:
+        return self.case.bytes + self.x.nbytes
+
+
+def make_plan(
+    problem: Problem, weights: torch.Tensor, rank: int, routing: str, seed: int, topk_ids: Any = None
+) -> Plan:
+    """The plan of `rank` when `routing` is drawn with `seed`, or of these `topk_ids` (ranks, tokens, top_k)."""
+    ids = parse_routing(routing).draw(problem, seed) if topk_ids is None else topk_ids
+    case = make_case(problem, weights, rank, routing, seed, ids)
+    tables = tables_torch.build(torch.as_tensor(ids), problem, rank)
+    there = weights.device
+    words = torch.tensor(
+        [tables.rows, tables.num_pad_blocks, len(tables.pull_tokens)], dtype=torch.int32, device=there
+    )
+    x = draw_tokens(problem, seed, there)[rank * problem.tokens : (rank + 1) * problem.tokens].clone()
+    on_device = [
+        t.to(there) for t in (tables.pull_indices, tables.pull_tokens, tables.pull_slots, tables.slack)
+    ]
+    return Plan(case, x, words, *on_device)
+
+
+class Workspace:
+    """What launches of one rank write: gathered rows, outputs, counters. As large as any plan has needed."""
+
+    def __init__(self, problem: Problem, device: torch.device) -> None:
+        self._problem, self._device = problem, device
+        self._gathered, self._out = (self._rows(0, cols) for cols in (problem.hidden, problem.cols))
+        self.arrivals = torch.zeros(0, dtype=torch.int32, device=device)
+        self.queue = torch.zeros(mirror.QUEUE_WORDS, dtype=torch.int32, device=device)
+        self.dispenser = torch.zeros(2, dtype=torch.int32, device=device)
+
+    def _rows(self, rows: int, cols: int) -> torch.Tensor:
+        return torch.empty(rows, cols, dtype=torch.bfloat16, device=self._device)
+
+    def fit(self, plan: Plan) -> None:
+        rows, blocks = plan.case.rows + GUARD_ROWS, len(plan.slack)
+        if len(self._gathered) < rows:
+            self._gathered = self._rows(rows, self._problem.hidden)
+            self._out = self._rows(rows, self._problem.cols)
+        self.gathered, self.out = self._gathered[:rows], self._out[:rows]
+        if len(self.arrivals) < blocks:
+            self.arrivals = torch.zeros(blocks, dtype=torch.int32, device=self._device)
+
+    def seed(self, plan: Plan) -> None:
+        """Make the counters what a launch expects and leaves behind."""
+        self.arrivals[: len(plan.slack)].copy_(plan.slack)
+        self.queue.zero_()
+        self.dispenser.copy_(self._idle())
+
+    def _idle(self) -> torch.Tensor:
+        return torch.tensor([0, mirror.NEVER_LAST], dtype=torch.int32)
+
+    def left_as_found(self, plan: Plan) -> bool:
+        found = self.arrivals[: len(plan.slack)].equal(plan.slack) and not bool(self.queue.any())
+        return bool(found and self.dispenser.cpu().equal(self._idle()))
