@@ -367,3 +367,12 @@ def test_a_lookup_reads_every_backend(store: Store, url: str) -> None:
     assert tktune.lookup("grouped_gemm", tokens=256, **asked).provenance == "near"
     assert tktune.lookup("grouped_gemm", tokens=9999, **asked).provenance == "default"
     assert len(store.wanted()) == 2
+
+
+def test_a_stopped_run_leaves_no_started_row(store: Store) -> None:
+    key = open_key(store)
+    prove(store, key, config(0))
+    store.start_trial(key, config(1), ART, "mine")
+    store.start_trial(key, config(2), ART, "another")
+    assert store.abandon("mine") == 1 and store.abandon("mine") == 0
+    assert [row.status for row in store.trials(key)] == ["ok", "abandoned", "started"]

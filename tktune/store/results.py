@@ -221,6 +221,11 @@ class Store:
                 connection, key, config, artifact_digest, run_id, this_driver(), time.time(), ending
             )
 
+    def abandon(self, run_id: str) -> int:
+        """End what the run `run_id` has started and not finished as `abandoned`; how many trials that were."""
+        with self._database.write() as connection:
+            return trials.abandon(connection, run_id, time.time())
+
     def reap(self, run_id: str = "") -> list[TrialRow]:
         """End the started rows of drivers that are gone as `lost`, each with an event; the rows of living
         drivers stay. On another host a driver cannot be seen: its rows are lost after an hour.

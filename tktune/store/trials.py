@@ -143,6 +143,17 @@ def finish(connection: Connection, trial_id: int, ending: Ending, now: float) ->
     _insert_samples(connection, trial_id, samples)
 
 
+def abandon(connection: Connection, run_id: str, now: float) -> int:
+    """End every started row of this run as `abandoned`; how many there were."""
+    model = TrialModel
+    ended = connection.execute(
+        update(model)
+        .where(model.run_id == run_id, model.status == STARTED)
+        .values(status=ABANDONED, detail=text_from({"sentence": "The run was stopped."}), ended_at=now)
+    )
+    return ended.rowcount
+
+
 def reap(connection: Connection, run_id: str, now: float) -> list[TrialRow]:
     """End every started row whose driver is gone as `lost`, each with an event that names its config."""
     model = TrialModel
