@@ -99,8 +99,8 @@ class SpokenStop(StopSignal):
             self._say(STOPPING)
 
 
-def verdicts(results: list[TuneResult]) -> str:
-    """Each problem's winner against its default, for people."""
+def verdicts(results: list[TuneResult], *, served: bool = True) -> str:
+    """Each problem's winner against its default, for people. `served`: a lookup finds it from now on."""
     lines = []
     for result in results:
         lines.append(str(result.problem))
@@ -113,12 +113,10 @@ def verdicts(results: list[TuneResult]) -> str:
             rows[0][0] = "winner (the default)"
         else:
             rows.append(["winner", time_text(result.time_us), ratio_text(result.speedup), result.winner])
-        asked = lookup_command(result.problem, result.device, result.policy.name)
-        lines += [
-            aligned(rows, right=(1, 2), indent="  "),
-            f"  {result.reason}",
-            f"  exact from now on: {asked}",
-        ]
+        lines += [aligned(rows, right=(1, 2), indent="  "), f"  {result.reason}"]
+        if served:
+            asked = lookup_command(result.problem, result.device, result.policy.name)
+            lines.append(f"  exact from now on: {asked}")
     return "\n".join(lines)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
+from collections.abc import Iterator
 
 from tktune.build.cache import ArtifactCache
 from tktune.core.device import DeviceClass, device_class
@@ -11,6 +13,7 @@ from tktune.search.budget import StopSignal
 from tktune.search.events import Listener, Silent
 from tktune.search.problem_run import ProblemRun
 from tktune.search.results import Rooms, TuneResult
+from tktune.search.start import start_configs
 from tktune.search.study import Study
 from tktune.search.turn import measuring_turn
 from tktune.store.results import Store
@@ -30,13 +33,33 @@ def tune(
 
     >>> tune(load_study("quickstart"), database_url(), ArtifactCache(cache_root()))     # doctest: +SKIP
 
-    Every trial is committed when it ends. Runs that share a cache measure one after the other. `device` overrides the study's. Raises `NothingFeasible` before anything
-    is measured when a problem has no feasible config, `DeviceAbsent`, and what store, cache, compiler and gang
-    raise; what was measured until then stays. A problem in which every config fails is a result with a sentence.
+    Every trial is committed when it ends. Runs that share a cache measure one after the other. `device` overrides the
+    study's. Raises `NothingFeasible` before anything is measured when a problem has no feasible config, `WordsError`
+    for a start that is infeasible, `DeviceAbsent`, and what store, cache, compiler and gang raise; what was measured
+    until then stays. A problem in which every config fails is a result with a sentence.
     """
-    listener = listener or Silent()
-    stop = stop or StopSignal()
-    rooms = rooms or Rooms()
+    listener, stop = listener or Silent(), stop or StopSignal()
+    results: list[TuneResult] = []
+    with problem_runs(study, store_url, cache, listener, stop, rooms or Rooms(), device) as runs:
+        for run in runs:
+            results.append(run.run())
+            if stop.requested:
+                break
+    return results
+
+
+@contextlib.contextmanager
+def problem_runs(
+    study: Study,
+    store_url: str,
+    cache: ArtifactCache,
+    listener: Listener,
+    stop: StopSignal,
+    rooms: Rooms,
+    device: DeviceClass | None,
+) -> Iterator[Iterator[ProblemRun]]:
+    """One run for each problem of `study`, made when it is its turn, while this process may measure; none when the
+    user stopped while another run was measuring. Raises as `tune` does."""
     device = device or present_device(study.device)
     spaces = []
     for problem in study.problems:
@@ -44,19 +67,18 @@ def tune(
         space = family.space(problem, device)
         space = space.restrict(study.pins) if study.pins else space
         space.default_config()  # raises NothingFeasible
+        start_configs(space, study.start_from)  # raises WordsError
         spaces.append((family, space))
     run_id = uuid.uuid4().hex
-    results: list[TuneResult] = []
     with Store.open(store_url) as store, measuring_turn(cache.root, listener, stop) as mine:
-        if not mine:
-            return results
-        lost = frozenset(row.id for row in store.reap(run_id))
-        for family, space in spaces:
-            run = ProblemRun(study, space, family, store, cache, rooms, run_id, listener, stop, lost)
-            results.append(run.run())
-            if stop.requested:
-                break
-    return results
+        lost = frozenset(row.id for row in store.reap(run_id)) if mine else frozenset()
+        try:
+            yield (
+                ProblemRun(study, space, family, store, cache, rooms, run_id, listener, stop, lost)
+                for family, space in (spaces if mine else [])
+            )
+        finally:
+            store.abandon(run_id)  # what an interrupt left open, wherever it struck
 
 
 def present_device(name: str) -> DeviceClass:

@@ -18,8 +18,6 @@ from tktune.search.building import Builder
 from tktune.search.events import Note, WinnerChosen
 from tktune.search.exploring import Found
 from tktune.search.finalists import (
-    MOST_ROUNDS,
-    ROUNDS,
     Arm,
     Finalist,
     FinalsPlan,
@@ -87,7 +85,7 @@ class Finals:
                 chosen.reason,
             )
         )
-        return self._result(chosen, default_us, self._attribute(chosen.config), verified)
+        return self._result(chosen, default_us, self._attribute(chosen.config, verified), verified)
 
     def _stored(self) -> list[VerificationRow] | None:
         """The session that chose the standing winner, when it is still the last word."""
@@ -197,13 +195,15 @@ class Finals:
 
     def _plan(self) -> FinalsPlan:
         policy, stopped = self._problem_run.policy, self._problem_run.stop.requested
+        rounds = self._problem_run.study.rounds
+        rounds = min(rounds, _ROUNDS_WHEN_STOPPED) if stopped else rounds
         return FinalsPlan(
             self._bench.plan.gate_routings,
             policy.routing_seeds,
             policy.first_iterations,
             self._time_is_up_after(1 - _ATTRIBUTION_SHARE),
-            _ROUNDS_WHEN_STOPPED if stopped else ROUNDS,
-            _ROUNDS_WHEN_STOPPED if stopped else MOST_ROUNDS,
+            rounds,
+            rounds if stopped else 3 * rounds,
         )
 
     def _time_is_up_after(self, share: float) -> Callable[[], bool]:
@@ -216,8 +216,9 @@ class Finals:
 
     # Attribution and the result.
 
-    def _attribute(self, winner: Config) -> Attribution | None:
-        """The stored attribution of the winner, or a new one; none when the user stopped the run."""
+    def _attribute(self, winner: Config, verified: Verified | None) -> Attribution | None:
+        """The stored attribution of the winner, or a new one by the statistic that chose it; none when the user
+        stopped the run."""
         run, place = self._problem_run, self._problem_run.place(winner)
         rows = [
             row
@@ -237,6 +238,7 @@ class Finals:
             run.policy.routing_seeds[0],
             run.policy.first_iterations,
             self._time_is_up_after(1.0),
+            verified is not None and verified.by_best,
         )
         for sentence in notes:
             self._listener.on_event(Note(sentence))

@@ -12,6 +12,7 @@ from tktune.core.config import Config
 from tktune.core.errors import AlreadyMeasured, GangError
 from tktune.gang.gang import Gang
 from tktune.gang.trial import TrialPlan, TrialResult
+from tktune.search.drift import DRIFT
 from tktune.search.place import BuildPlace
 from tktune.store.results import Store
 from tktune.store.rows import TrialKey
@@ -32,10 +33,16 @@ class Bench:
     measure: Measure
 
     def trial(
-        self, config: Config, place: BuildPlace, race_limit_us: float | None, race_margin: float
+        self,
+        config: Config,
+        place: BuildPlace,
+        race_limit_us: float | None,
+        race_margin: float,
+        drift: float = 1.0,
     ) -> TrialResult | None:
         """Run one trial and commit it, whatever becomes of it; None when another driver holds this config.
 
+        `drift` is by how much the machine is slower than when the run began; the row tells it beside raw times.
         Raises `GangError` when no gang can be had, and KeyboardInterrupt; the row then says `abandoned`.
         """
         assert place.artifact is not None
@@ -60,7 +67,7 @@ class Bench:
             result.status,
             time_us=result.time_us,
             samples=result.samples,
-            detail=_detail(result),
+            detail=_detail(result, drift),
             build_us=place.build_seconds * 1e6,
             gate_error=result.gate_error,
             clocks=result.detail.get("clocks"),
@@ -100,8 +107,10 @@ class Bench:
         self.store.event(kind, sentence, {"run_id": self.run_id, **(detail or {})})
 
 
-def _detail(result: TrialResult) -> dict[str, Any] | None:
+def _detail(result: TrialResult, drift: float) -> dict[str, Any] | None:
     detail = dict(result.detail)
+    if drift != 1.0:
+        detail[DRIFT] = round(drift, 5)
     if result.sentence:
         detail["sentence"] = result.sentence
     return detail or None

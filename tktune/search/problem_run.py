@@ -5,8 +5,10 @@ The steps in their order; each step's own decisions are in its module.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from functools import cached_property
 
 from tktune.build.cache import ArtifactCache
@@ -26,6 +28,8 @@ from tktune.search.place import BuildPlace, places_of
 from tktune.search.racing import model_seeds
 from tktune.search.results import Rooms, TuneResult
 from tktune.search.resume import Known, cut_short, recall
+from tktune.search.start import start_configs
+from tktune.search.stop_rule import StopRule
 from tktune.search.study import Study
 from tktune.store.results import Store
 from tktune.store.rows import TrialKey, WinnerRow
@@ -67,10 +71,25 @@ class ProblemRun:
         self.device = space.device
         self.policy = study.policy(space.device)
         self.default = space.default_config()
+        self.starts = start_configs(space, study.start_from)
         self.cost_us = {c: family.cost_us(c, self.problem, self.device) for c in space.feasible}
         self.places = places_of(space, family, self.default, self.cost_us, cache.digest)
 
     def run(self) -> TuneResult:
+        known = self.begin()
+        budget = Budget(
+            self.study.trials,
+            self.study.seconds,
+            spent_trials=len(known.closed),
+            spent_s=known.spent_s,
+            clock=self.rooms.clock,
+            finals_trials=_TRIALS_PER_FINALIST * (self.study.finalists + 3),
+        )
+        with self.builder() as builder, self.rooms.make_gang(self.problem, self.device, self.policy) as gang:
+            return self._with(gang, builder, budget, known)
+
+    def begin(self) -> Known:
+        """Tell of the space, and recall what earlier runs left."""
         found = self.space.feasible
         self.listener.on_event(
             SpaceReady(
@@ -83,30 +102,31 @@ class ProblemRun:
                 self.default,
             )
         )
-        known = self._recall()
-        budget = Budget(
-            self.study.trials,
-            self.study.seconds,
-            spent_trials=len(known.closed),
-            spent_s=known.spent_s,
-            clock=self.rooms.clock,
-            finals_trials=_TRIALS_PER_FINALIST * (self.study.finalists + 3),
-        )
-        builder = Builder(self.cache, self.listener, ahead=self.device.backend != "cpu")
+        return self._recall()
+
+    @contextlib.contextmanager
+    def builder(self) -> Iterator[Builder]:
+        """A builder for this run, closed at the end."""
+        builder = self.rooms.make_builder(self.cache, self.listener, ahead=self.device.backend != "cpu")
         try:
-            with self.rooms.make_gang(self.problem, self.device, self.policy) as gang:
-                return self._with(gang, builder, budget, known)
+            yield builder
         finally:
             builder.close()
 
-    def _with(self, gang: Gang, builder: Builder, budget: Budget, known: Known) -> TuneResult:
+    def bench(self, gang: Gang) -> Bench:
+        """Where this run's trials are measured and filed."""
         plan = TrialPlan.of(self.problem, self.policy)
-        bench = Bench(self.store, self.key, gang, self.run_id, self.family.name, plan, self.rooms.measure)
+        return Bench(self.store, self.key, gang, self.run_id, self.family.name, plan, self.rooms.measure)
+
+    def _with(self, gang: Gang, builder: Builder, budget: Budget, known: Known) -> TuneResult:
+        bench = self.bench(gang)
         standing = self.store.winner(self.problem, self.device, self.policy.name)
         search = Search(
             places=self.places,
             default=self.default,
             preferred=self._preferred(standing),
+            starts=self.starts,
+            rule=StopRule() if self.study.stop_early else None,
             seeds=model_seeds(
                 {build: place.points for build, place in self.places.items()}, self.cost_us, _MODEL_SEEDS
             ),
@@ -156,11 +176,10 @@ class ProblemRun:
         if exhausted:
             known = dataclasses.replace(known, spent_s=max(known.spent_s, self.study.seconds))
         if rows:
-            left = max(0, min(self.study.trials, len(members)) - len(known.closed))
+            wanted = min(self.study.trials, len(members))
+            left = max(0, wanted - len(known.closed))
             lost = sum(row.id in self.lost for row in rows)
-            self.listener.on_event(
-                Resumed(len(known.final), self.study.trials, len(known.quarantined), lost, left)
-            )
+            self.listener.on_event(Resumed(len(known.final), wanted, len(known.quarantined), lost, left))
         finalists = cut_short(self.store.events(), self.problem.digest)
         if finalists:
             names = "; ".join(map(str, finalists))

@@ -4,6 +4,7 @@ points of one build are swept. Nothing here measures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 
@@ -14,6 +15,8 @@ from tktune.core.space import Space
 # a build whose first launch points are all slower by HOPELESS × the margin gets no more of them.
 _LEAST_MARGIN, _MOST_MARGIN = 1.3, 2.0
 _MARGIN_OF_SPREAD = 2.0
+_SIGMA_OF_SPREAD = 0.7413  # a standard deviation, in interquartile ranges
+_OF_MEDIAN = 1.2533  # the standard error of a median, in those of a mean
 HOPELESS = 1.25
 _POINTS_BEFORE_HOPELESS = 2
 _FAILURES_BEFORE_CLOSED = 2
@@ -39,8 +42,20 @@ class RaceMargin:
 
     @property
     def value(self) -> float:
-        spread = median(self._spreads) if self._spreads else 0.0
-        return min(max(_LEAST_MARGIN, 1 + _MARGIN_OF_SPREAD * spread), _MOST_MARGIN)
+        return min(max(_LEAST_MARGIN, 1 + _MARGIN_OF_SPREAD * self._spread), _MOST_MARGIN)
+
+    @property
+    def sigma(self) -> float:
+        """The relative standard deviation of one launch, from the quartiles."""
+        return _SIGMA_OF_SPREAD * self._spread
+
+    def noise(self, iterations: int) -> float:
+        """By how much the medians of two equal configs differ at most, nineteen times in twenty."""
+        return 1.96 * math.sqrt(2 / iterations) * _OF_MEDIAN * self.sigma
+
+    @property
+    def _spread(self) -> float:
+        return median(self._spreads) if self._spreads else 0.0
 
 
 class LaunchSweep:

@@ -14,6 +14,7 @@ from tktune.families.base import Family, family
 from tktune.gang.gang import Gang
 from tktune.gang.trial import TrialResult, measure_trial
 from tktune.search.attribution import Attribution
+from tktune.search.building import Builder
 from tktune.search.sampler import SamplerMaker
 from tktune.search.tpe import TpeSampler
 
@@ -25,6 +26,7 @@ class Rooms:
     make_gang: Callable[[Problem, DeviceClass, Policy], Gang] = Gang
     measure: Callable[..., TrialResult] = measure_trial
     make_sampler: SamplerMaker = TpeSampler
+    make_builder: Callable[..., Builder] = Builder
     family: Callable[[str], Family] = family
     clock: Callable[[], float] = time.monotonic
 

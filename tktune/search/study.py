@@ -25,6 +25,7 @@ from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
 from tktune.core.space import Space
 from tktune.families.base import Family, family
+from tktune.search.effort import DEFAULT, PROFILES, Effort, effort
 
 Count = Annotated[int, Field(ge=1)]
 Counts = Count | Annotated[list[Count], Field(min_length=1)]
@@ -69,12 +70,16 @@ class PolicyTable(_Table):
 
 
 class SearchTable(_Table):
-    """`[search]`: the budget of one problem and how the search is seeded."""
+    """`[search]`: the budget of one problem and how the search is seeded. What is not given is the effort's."""
 
-    trials: Count = 200
-    seconds: Annotated[float, Field(gt=0, le=1e7)] = 600.0
+    effort: Literal["quick", "full", "exhaustive"] = "full"
+    trials: Count | None = None
+    seconds: Annotated[float, Field(gt=0, le=1e7)] | None = None
     seed: Annotated[int, Field(ge=0)] = 0
-    finalists: Count = 4
+    finalists: Count | None = None
+    rounds: Annotated[int, Field(ge=3)] | None = None
+    stop_early: bool | None = None
+    start_from: Text | Annotated[list[Text], Field(min_length=1)] | None = None
 
 
 class StudyFile(_Table):
@@ -94,8 +99,10 @@ class StudyFile(_Table):
 class Study:
     """Problems to tune, and how.
 
-    `trials` and `seconds` bound the search of one problem. `pins` limits parameters to these values.
-    `policy_changes` are the fields in which the policy differs from the device's serving policy.
+    `trials` and `seconds` bound the search of one problem; with `stop_early` it may end before. `pins` limits
+    parameters to these values. `start_from` are configs (as text: `search.start`) tried right after the default.
+    `rounds` is how often finalists are measured. `policy_changes` are the fields in which the policy differs from
+    the device's serving policy.
 
     >>> study = load_study("quickstart")  # doctest: +SKIP
     >>> study.on("sm_120a").problems[0].hidden  # doctest: +SKIP
@@ -113,6 +120,9 @@ class Study:
     pins: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     policy_changes: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = None
+    rounds: int = PROFILES[DEFAULT].rounds
+    stop_early: bool = False
+    start_from: tuple[str, ...] = ()
 
     def on(self, device: str) -> Study:
         """The same study on another device, for example a class to dry-run ("sm_120a")."""
@@ -129,10 +139,11 @@ class Study:
         return space.restrict(self.pins) if self.pins else space
 
 
-def load_study(path_or_name: str | Path) -> Study:
+def load_study(path_or_name: str | Path, effort_name: str | None = None) -> Study:
     """Read a study file, or a shipped study by its name ("quickstart").
 
-    Raises `StudyError` with the file, the key and the way out.
+    `effort_name` is the command line's effort: its budget then stands instead of the file's. Raises `StudyError`
+    with the file, the key and the way out, and `WordsError` for an effort that is none.
     """
     path = _find(path_or_name)
     try:
@@ -144,11 +155,14 @@ def load_study(path_or_name: str | Path) -> Study:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise StudyError(f"The study {path} is not TOML: {error}.", "Mend that line.") from error
-    return parse_study(content, path)
+    return parse_study(content, path, None if effort_name is None else effort(effort_name))
 
 
-def parse_study(content: Mapping[str, Any], path: Path) -> Study:
-    """Make a `Study` of a decoded file; `path` names it in errors. Raises `StudyError`."""
+def parse_study(content: Mapping[str, Any], path: Path, asked: Effort | None = None) -> Study:
+    """Make a `Study` of a decoded file; `path` names it in errors. Raises `StudyError`.
+
+    The budget is that of `asked`; without it, the file's own keys, and where it has none, those of the file's effort.
+    """
     try:
         file = StudyFile.model_validate(content)
     except ValidationError as error:
@@ -167,15 +181,20 @@ def parse_study(content: Mapping[str, Any], path: Path) -> Study:
             f"{merged.iterations}.",
             "Lower first_iterations or raise iterations.",
         )
+    search, profile = file.search, asked or PROFILES[file.search.effort]
+    own = asked is None
     return Study(
         name=file.name,
         family=file.family,
         device=file.device,
         problems=_problems(file, found.name if file.family == found.name else file.family, path),
-        trials=file.search.trials,
-        seconds=file.search.seconds,
-        seed=file.search.seed,
-        finalists=file.search.finalists,
+        trials=search.trials if own and search.trials is not None else profile.trials,
+        seconds=search.seconds if own and search.seconds is not None else profile.seconds,
+        seed=search.seed,
+        finalists=search.finalists if own and search.finalists is not None else profile.finalists,
+        rounds=search.rounds if own and search.rounds is not None else profile.rounds,
+        stop_early=search.stop_early if own and search.stop_early is not None else profile.stop_early,
+        start_from=() if search.start_from is None else _listed(search.start_from),
         pins={name: _listed(value) for name, value in file.pins.items()},
         policy_changes=policy,
         path=path,
