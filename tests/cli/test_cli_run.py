@@ -95,7 +95,7 @@ def test_one_ctrl_c_stops_gently_and_still_verifies_finalists(study: Run, proces
     running = start("run", path)
     assert running.stdout is not None
     for line in running.stdout:
-        if "  ok  " in line and "/5000" in line:
+        if "  ok  " in line:
             break
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=200)
@@ -111,7 +111,7 @@ def test_a_second_ctrl_c_stops_at_once_and_keeps_what_is_measured(study: Run, pr
     running = start("run", path)
     assert running.stdout is not None
     for line in running.stdout:
-        if "  ok  " in line and "/5000" in line:
+        if "  ok  " in line:
             break
     running.send_signal(signal.SIGINT)
     assert running.stderr is not None
