@@ -1,0 +1,218 @@
+"""An Optuna sampler over a fixed set of feasible rows, and the driver's sampler made of it.
+
+Imports Optuna; what is chosen is decided in `pool_search`. A study of the driver is scratch: the store's rows are
+the only record, and a resumed run tells them again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from tktune.core.config import Config, Value
+from tktune.search.coordinates import FeasibleRows, Floats, in_order
+from tktune.search.pool_search import PoolSearch
+from tktune.search.sampler import UnseenRows
+
+ROW = "tktune:row"  # the system attribute that says which row a trial measures
+
+
+class FeasibleSampler(BaseSampler):
+    """Draws rows of a set: never one outside it, never one that another trial of the study has.
+
+    The row is recorded on the trial when it is drawn, so trials may be open in any number, in threads or in
+    processes that share a storage. A trial's value is its cost (> 0, minimised); one that failed, was pruned or
+    ended without a finite value counts as a row that does not work. Trials that were added or enqueued with
+    complete parameters count as well. `prior` is an estimate of each row's log cost (see `PoolSearch`).
+
+    >>> rows = [{"A": a, "ORDER": o} for a in (16, 32, 64) for o in ("slot", "token")]
+    >>> study = optuna.create_study(sampler=FeasibleSampler(rows, seed=0))
+    >>> trial = study.ask(fixed_distributions=study.sampler.distributions)
+    >>> trial.params in rows
+    True
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Value]], seed: int, prior: Floats | None = None) -> None:
+        if not rows:
+            raise ValueError("a sampler needs at least one row")
+        self._rows = rows
+        self._row_of = {_key(row): index for index, row in enumerate(rows)}
+        if len(self._row_of) != len(rows):
+            raise ValueError("rows repeat")
+        self.distributions: dict[str, BaseDistribution] = {
+            name: CategoricalDistribution(in_order(row[name] for row in rows)) for name in rows[0]
+        }
+        self._search = PoolSearch(FeasibleRows.of(rows), seed, prior)
+        self._lock = threading.RLock()
+        self._settled: set[int] = set()  # numbers of trials whose end is known
+        self._held: dict[int, int] = {}  # row by number of an open trial
+        self._taken: set[int] = set()  # rows of all trials
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The same for every trial: each parameter with its listed values."""
+        return self.distributions
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """A row that no trial has. Raises IndexError when none is left, ValueError for a study that maximises."""
+        if study.directions != [StudyDirection.MINIMIZE]:
+            raise ValueError("rows have one cost, which is minimised: create the study with that direction")
+        with self._lock:
+            self._look(study, trial.number)
+            row = self._fixed_row(trial)
+            if row is None:
+                row = self._draw_row(study, trial)
+            else:
+                self._claim(study, trial, row)
+                self._search.take(row)
+            self._held[trial.number] = row
+            self._taken.add(row)
+            return dict(self._rows[row])
+
+    def _draw_row(self, study: Study, trial: FrozenTrial) -> int:
+        """Choose and claim a row; choose again where another process claims the same one at the same moment."""
+        given_up: list[int] = []
+        while True:
+            row = self._search.choose()
+            self._claim(study, trial, row)
+            if not self._elsewhere(study, trial.number, row):
+                break
+            given_up.append(row)
+            # Two that gave way to each other go different ways from here.
+            given_up += [self._search.choose() for _ in range(min(trial.number % 7, len(self._search) - 1))]
+        for other in given_up:
+            self._search.release(other)
+        return row
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Never right: all parameters are drawn together. Raises ValueError."""
+        raise ValueError(
+            f"{param_name} is not a parameter of the feasible set, or was asked with other values; "
+            f"use the sampler's own distributions ({', '.join(self.distributions)})."
+        )
+
+    def _look(self, study: Study, own: int) -> None:
+        """Learn what became of the other trials, in their order."""
+        for trial in study.get_trials(deepcopy=False):
+            if trial.number in self._settled or trial.number == own:
+                continue
+            row, held = self._row_in(trial), self._held.get(trial.number)
+            open_ = not trial.state.is_finished()
+            if held is not None and held != row:  # it gave way to another trial
+                self._search.release(held)
+                self._taken.discard(held)
+            elif held is None and row in self._taken:
+                row = None  # a repeat that somebody enqueued: its first trial speaks for the row
+            if row is not None:
+                self._taken.add(row)
+                if open_:
+                    self._held[trial.number] = row
+                    self._search.take(row)
+                else:
+                    self._search.tell(row, _cost(trial))
+            if not open_:
+                self._settled.add(trial.number)
+                self._held.pop(trial.number, None)
+
+    def _row_in(self, trial: FrozenTrial) -> int | None:
+        row = trial.system_attrs.get(ROW)
+        if row is None:
+            row = self._row_of.get(_key(trial.params)) if trial.params else self._fixed_row(trial)
+        return row
+
+    def _fixed_row(self, trial: FrozenTrial) -> int | None:
+        """The row of a trial that was enqueued with complete parameters."""
+        fixed = trial.system_attrs.get("fixed_params")
+        return self._row_of.get(_key(fixed)) if fixed and fixed.keys() == self.distributions.keys() else None
+
+    def _claim(self, study: Study, trial: FrozenTrial, row: int) -> None:
+        study._storage.set_trial_system_attr(trial._trial_id, ROW, row)
+
+    def _elsewhere(self, study: Study, own: int, row: int) -> bool:
+        """Whether another trial claims the row. Whoever sees another claim after writing its own gives way."""
+        return any(
+            trial.number != own and trial.system_attrs.get(ROW) == row
+            for trial in study.get_trials(deepcopy=False)
+        )
+
+
+class ModelSampler:
+    """The driver's sampler: asks and tells a study in memory whose sampler is `FeasibleSampler`.
+
+    >>> sampler = ModelSampler([Config(A=a) for a in range(4)], seed=0)
+    >>> rows = sampler.ask(2)
+    >>> for row in rows: sampler.tell(row, 10.0 + row.number("A"))
+    >>> len(set(rows + sampler.ask(9)))
+    4
+    """
+
+    name = "model"
+
+    def __init__(self, rows: Sequence[Config], seed: int, prior: Floats | None = None) -> None:
+        self._unseen = UnseenRows(rows)
+        self._open: dict[Config, optuna.Trial] = {}
+        if not rows:
+            return
+        self._sampler = FeasibleSampler(rows, seed, prior)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._study = optuna.create_study(sampler=self._sampler)
+
+    def ask(self, count: int) -> list[Config]:
+        found: list[Config] = []
+        while len(found) < count and len(self._unseen):
+            trial = self._study.ask(fixed_distributions=self._sampler.distributions)
+            row = Config(trial.params)
+            self._unseen.take(row)
+            self._open[row] = trial
+            found.append(row)
+        return found
+
+    def tell(self, row: Config, cost_us: float | None) -> None:
+        self._unseen.tell(row)
+        trial = self._open.pop(row, None)
+        state = TrialState.PRUNED if cost_us is None else TrialState.COMPLETE
+        if trial is not None:
+            self._study.tell(trial, cost_us, state=state)
+            return
+        self._study.add_trial(
+            optuna.trial.create_trial(
+                params=dict(row), distributions=self._sampler.distributions, value=cost_us, state=state
+            )
+        )
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(sorted(row.items()))
+
+
+def _cost(trial: FrozenTrial) -> float | None:
+    """What a finished trial cost; None when it does not work. Raises ValueError for a cost that is not positive."""
+    if trial.state != TrialState.COMPLETE or trial.value is None or not math.isfinite(trial.value):
+        return None
+    if trial.value <= 0:
+        raise ValueError(f"trial {trial.number} cost {trial.value}: a cost must be above 0")
+    return float(trial.value)
+
+
+def log_prior(cost_us: Mapping[Config, float], rows: Sequence[Config]) -> Floats:
+    """A prior from estimates in microseconds; rows without one have NaN."""
+    found: Floats = np.log([cost_us.get(row, math.nan) for row in rows])
+    return found

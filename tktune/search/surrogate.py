@@ -1,0 +1,154 @@
+"""The model of log time: a Gaussian process over a pool of rows, grown one observation at a time.
+
+Knows nothing of failures, of what is proposed next or of Optuna.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tktune.search.coordinates import FeasibleRows, Floats, Ints
+from tktune.search.kernel import Kernel
+from tktune.search.minimise import minimise
+
+# Inverse gamma prior of the process variance: so many observations, of so much squared deviation in all.
+_FREEDOM, _SQUARES = 2.0, 2.0
+_FIT_STEPS = 12
+_ROOM = 32  # rows by which the factor grows
+_LEAST_VARIANCE = 1e-6  # single precision does not hold less
+
+
+def fit(
+    rows: FeasibleRows,
+    observed: list[int],
+    y: Floats,
+    trend: Floats,
+    start: Floats,
+    belief: tuple[Floats, Floats],
+) -> Floats:
+    """Theta of nearly the highest posterior density, from `start`, given observations `y` (n,).
+
+    The process variance is integrated out (Rasmussen and Williams, section 5.4.1 for the slopes). `trend` (n, T)
+    has columns whose outer products are added to the covariance: the level, and what a prior says. `belief` is
+    mean and standard deviation of theta.
+    """
+    hot = rows.one_hot(observed)
+    mean, deviation = belief
+    base = trend @ trend.T
+    count = len(y)
+    freedom = count + _FREEDOM
+
+    def value_and_slope(theta: Floats) -> tuple[float, Floats]:
+        kernel = Kernel(rows, theta)
+        product, additive = kernel.parts(hot, hot)
+        k = base + (1 - kernel.share) * product + kernel.share * additive
+        k[np.diag_indices(count)] += kernel.nugget
+        try:
+            lower = np.linalg.cholesky(k)
+        except np.linalg.LinAlgError:
+            return np.inf, np.zeros_like(theta)
+        inverse = np.linalg.inv(k)
+        pull = inverse @ y
+        squares = _SQUARES + float(y @ pull)
+        gap = (theta - mean) / deviation
+        value = 0.5 * freedom * np.log(squares) + float(np.log(np.diag(lower)).sum()) + 0.5 * float(gap @ gap)
+        w = np.outer(pull, pull) * (freedom / squares) - inverse
+        by_value = hot.T @ (w * product) @ hot * (1 - kernel.share)
+        by_value += hot.T @ w @ hot * kernel.additive * kernel.share
+        slope = [
+            float((by_value[block, block] * table).sum())
+            for block, table in zip(kernel.blocks, kernel.slopes, strict=True)
+        ]
+        slope.append(float((w * (additive - product)).sum()) * kernel.share * (1 - kernel.share))
+        slope.append(float(np.trace(w)) * kernel.nugget)
+        return value, gap / deviation - 0.5 * np.array(slope)
+
+    return minimise(
+        value_and_slope, start, _FIT_STEPS, lower=mean - 3 * deviation, upper=mean + 3 * deviation
+    )
+
+
+class Surrogate:
+    """Mean and deviation of every row of a pool, kept up to date as observations come.
+
+    With L the Cholesky factor of the observations' covariance, it keeps L^-1 and V = L^-1 K(observed, pool), so that
+    an observation costs one row of each (n x pool operations), not a new factor. Memory: n x pool x 4 bytes.
+    """
+
+    def __init__(self, rows: FeasibleRows, trend: Floats, belief: tuple[Floats, Floats]) -> None:
+        """`trend` (rows, T) and `belief` as for `fit`."""
+        self._rows, self._trend, self._belief = rows, trend, belief
+        self._theta = belief[0]
+        self.observed: list[int] = []
+
+    def refit(self, observed: list[int], y: Floats, pool: Ints, hot: NDArray[np.float32]) -> None:
+        """Learn theta from these observations, then condition on them. `hot` are the one-hot rows of `pool`."""
+        self._theta = fit(self._rows, observed, y, self._trend[observed], self._theta, self._belief)
+        self._condition(observed, pool, hot)
+
+    def _condition(self, observed: list[int], pool: Ints, hot: NDArray[np.float32]) -> None:
+        self._kernel = Kernel(self._rows, self._theta)
+        self._pool, self._pool_trend = pool, self._trend[pool].astype(np.float32)
+        count, room = len(observed), len(observed) + _ROOM
+        trend = self._trend[observed]
+        own = self._rows.one_hot(observed)
+        k = self._kernel.between(own, own) + trend @ trend.T
+        k[np.diag_indices(count)] += self._kernel.nugget
+        self._inverse = np.zeros((room, room))
+        self._inverse[:count, :count] = np.tril(np.linalg.inv(np.linalg.cholesky(k)))
+        cross = self._kernel.between(own.astype(np.float32), hot)
+        cross += trend.astype(np.float32) @ self._pool_trend.T
+        self._v = np.empty((room, len(pool)), np.float32)
+        np.matmul(self._inverse[:count, :count].astype(np.float32), cross, out=self._v[:count])
+        self._variance = 1 + np.einsum("ij,ij->i", self._pool_trend, self._pool_trend)
+        self._variance -= np.einsum("ij,ij->j", self._v[:count], self._v[:count])
+        self.observed = list(observed)
+
+    def follow(self, rows: Sequence[int]) -> None:
+        """Condition on exactly `rows`, in this order, keeping what is already there."""
+        same = 0
+        for have, want in zip(self.observed, rows, strict=False):
+            if have != want:
+                break
+            same += 1
+        while len(self.observed) > same:
+            self._variance += self._v[len(self.observed) - 1] ** 2
+            self.observed.pop()
+        for row in rows[same:]:
+            self._push(row)
+
+    def _push(self, row: int) -> None:
+        count = len(self.observed)
+        if count == len(self._v):
+            self._v = np.concatenate([self._v, np.empty((_ROOM, len(self._pool)), np.float32)])
+            wider = np.zeros((count + _ROOM, count + _ROOM))
+            wider[:count, :count] = self._inverse
+            self._inverse = wider
+        trend = self._trend[row]
+        known = self._kernel.from_row(row, self.observed) + self._trend[self.observed] @ trend
+        inverse = self._inverse[:count, :count]
+        lower = inverse @ known
+        own = 1 + float(trend @ trend) + self._kernel.nugget
+        diagonal = float(np.sqrt(max(own - float(lower @ lower), self._kernel.nugget)))
+        self._inverse[count, :count] = -(lower @ inverse) / diagonal
+        self._inverse[count, count] = 1 / diagonal
+        cross = self._kernel.from_row(row, self._pool) + self._pool_trend @ trend
+        self._v[count] = (cross - lower.astype(np.float32) @ self._v[:count]) / diagonal
+        self._variance -= self._v[count] ** 2
+        self.observed.append(row)
+
+    def predict(self, y: Floats) -> tuple[Floats, Floats]:
+        """Mean and standard deviation (pool,) given values (m,) of the first m observed rows.
+
+        Rows beyond m count as measured at their mean: they narrow the deviation only.
+        """
+        count = len(y)
+        weights = self._inverse[:count, :count] @ y
+        mean: NDArray[Any] = weights.astype(np.float32) @ self._v[:count]
+        scale = (_SQUARES + float(weights @ weights)) / (_FREEDOM + count)
+        variance = np.maximum(self._variance.astype(np.float64), _LEAST_VARIANCE)
+        return mean.astype(np.float64), np.sqrt(scale * variance)
