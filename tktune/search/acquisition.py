@@ -44,7 +44,7 @@ def spread_out(
 
     `log_odds` (left,) is added to the logarithm of its squared distance: unlikely rows must be the farther.
     """
-    place = draw.choice(len(left), size=min(_CANDIDATES, len(left)), replace=False)
+    place = draw.choice(len(left), size=min(_CANDIDATES, (len(left) + 1) // 2), replace=False)
     points = rows.positions(left[place])
     if not taken:
         return int(left[place[np.argmin(np.abs(points - np.median(points, axis=0)).sum(axis=1))]])

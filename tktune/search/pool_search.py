@@ -28,6 +28,9 @@ _SUCCESSES_BETWEEN_FITS = 8
 _LEVEL = 2.0  # deviation of the mean of all log times, in deviations of what was seen
 _TRUST = 1.0  # deviation of the slope of log times over the prior, of either sign
 _LEAST_SCALE = 1e-9
+# Where all that is left promises little, logarithms of improvement differ by more than any probability; so rows
+# that rather fail than not come after all others.
+_EVEN, _LAST = float(np.log(0.5)), 1e9
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,10 @@ class PoolSearch:
         value_of = dict(zip(done, y, strict=True))
         mean, deviation = model.predict(np.array([value_of[row] for row in followed]))
         values = log_expected_improvement(mean, deviation, float(y.min()))
-        return values if not self._failed else values + self._odds()
+        if not self._failed:
+            return values
+        odds = self._odds()
+        return values + odds - _LAST * (odds < _EVEN)
 
     def _refit(self, done: list[int]) -> None:
         self._draw_pool(done)

@@ -1,0 +1,170 @@
+"""The model behind our sampler: coordinates, slopes, updates against the whole, large sets, memory and time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from tktune.search import surrogate as surrogate_module
+from tktune.search.acquisition import log_expected_improvement
+from tktune.search.coordinates import FeasibleRows
+from tktune.search.kernel import Kernel, prior
+from tktune.search.minimise import minimise
+from tktune.search.pool_search import PoolSearch
+from tktune.search.success import SuccessModel
+from tktune.search.surrogate import Surrogate
+
+VALUES = [list(range(32, 256, 8)), [1, 2, 4, 8], [0, 1, 2], ["a", "b", "c"], [0, 1], [7]]
+
+
+def some_rows(keep: float = 0.5, seed: int = 0) -> FeasibleRows:
+    codes = np.array(list(itertools.product(*(range(len(v)) for v in VALUES))))
+    return FeasibleRows(VALUES, codes[np.random.default_rng(seed).random(len(codes)) < keep])
+
+
+def test_features_say_how_values_differ():
+    kinds = [(f.parameter, f.kind) for f in some_rows().features]
+    assert kinds == [
+        (0, "position"),
+        (0, "alignment"),
+        (1, "position"),
+        (2, "position"),
+        (2, "choice"),
+        (3, "choice"),
+        (4, "choice"),
+    ]
+
+
+def test_neighbours_are_the_rows_that_differ_in_one_parameter():
+    rows = some_rows()
+    for row in (0, 17, len(rows) - 1):
+        apart = (rows.codes != rows.codes[row]).sum(axis=1)
+        assert sorted(rows.neighbours(row)) == list(np.flatnonzero(apart == 1))
+
+
+def test_the_slope_of_the_fit_is_that_of_its_value(monkeypatch):
+    rows, draw = some_rows(), np.random.default_rng(1)
+    observed = [int(row) for row in draw.choice(len(rows), 30, replace=False)]
+    checked = []
+
+    def check(value_and_slope, start, steps, *, lower, upper):
+        at = start + 0.3 * draw.standard_normal(len(start))
+        slope = value_and_slope(at)[1]
+        for i, unit in enumerate(np.eye(len(at)) * 1e-5):
+            difference = (value_and_slope(at + unit)[0] - value_and_slope(at - unit)[0]) / 2e-5
+            assert slope[i] == pytest.approx(difference, abs=1e-4)
+        checked.append(len(at))
+        return at
+
+    monkeypatch.setattr(surrogate_module, "minimise", check)
+    surrogate_module.fit(
+        rows, observed, draw.standard_normal(30), np.full((len(rows), 1), 2.0)[observed], *start(rows)
+    )
+    assert checked
+
+
+def start(rows: FeasibleRows):
+    belief = prior(rows)
+    return belief[0], belief
+
+
+def test_observations_one_by_one_come_to_what_all_at_once_give():
+    rows, draw = some_rows(), np.random.default_rng(2)
+    observed = [int(row) for row in draw.choice(len(rows), 40, replace=False)]
+    y = draw.standard_normal(40)
+    trend = np.full((len(rows), 1), 2.0)
+    pool = np.arange(len(rows))
+    hot = rows.one_hot(pool, np.float32)
+    model = Surrogate(rows, trend, prior(rows))
+    model.refit(observed[:10], y[:10], pool, hot)
+    model.follow([*observed[:10], *observed[20:25]])  # then those turn out otherwise
+    model.follow(observed)
+    mean, deviation = model.predict(y)
+
+    kernel = Kernel(rows, model._theta)
+    own, every = rows.one_hot(observed), rows.one_hot(pool)
+    k = kernel.between(own, own) + 4 + kernel.nugget * np.eye(40)
+    cross = kernel.between(own, every) + 4
+    assert mean == pytest.approx(cross.T @ np.linalg.solve(k, y), abs=2e-3)
+    variance = 5 - np.einsum("ij,ij->j", cross, np.linalg.solve(k, cross))
+    scale = (2 + y @ np.linalg.solve(k, y)) / 42
+    assert deviation**2 == pytest.approx(np.maximum(variance, 0) * scale, abs=2e-3)
+    assert kernel.from_row(observed[0], pool) == pytest.approx(kernel.between(own[:1], every)[0])
+
+
+def test_expected_improvement_is_right_near_and_far():
+    z = np.array([3.0, 1.0, 0.0, -1.0, -3.5, -4.5, -8.0])
+    expected = [
+        z_ * 0.5 * math.erfc(-z_ / math.sqrt(2)) + math.exp(-z_ * z_ / 2) / math.sqrt(2 * math.pi) for z_ in z
+    ]
+    assert log_expected_improvement(-z, np.ones(7), 0.0)[:6] == pytest.approx(np.log(expected)[:6], abs=0.03)
+    far = log_expected_improvement(np.array([8.0, 80.0, 800.0]), np.ones(3), 0.0)
+    assert np.isfinite(far).all() and (np.diff(far) < 0).all()
+
+
+def test_the_success_model_learns_a_limit_on_a_product():
+    sizes = [1, 2, 4, 8, 16, 32]
+    codes = np.array(list(itertools.product(range(6), range(6), range(4))))
+    rows = FeasibleRows([sizes, sizes, [1, 2, 3, 4]], codes)
+    fits = codes[:, 0] + codes[:, 1] <= 6
+    seen = [int(row) for row in np.random.default_rng(0).choice(len(rows), 30, replace=False)]
+    probability = SuccessModel(rows).probability(
+        seen, fits[seen], rows.one_hot(np.arange(len(rows)), np.float32)
+    )
+    assert ((probability > 0.5) == fits).mean() > 0.9
+
+
+def test_minimise_finds_the_bottom_within_bounds():
+    def bowl(x):
+        return float((x[0] - 3) ** 2 + 10 * (x[1] - x[0]) ** 2), np.array(
+            [2 * (x[0] - 3) - 20 * (x[1] - x[0]), 20 * (x[1] - x[0])]
+        )
+
+    free = minimise(bowl, np.zeros(2), 50, lower=np.full(2, -9.0), upper=np.full(2, 9.0))
+    assert free == pytest.approx([3, 3], abs=0.05)
+    bounded = minimise(bowl, np.zeros(2), 50, lower=np.full(2, -9.0), upper=np.full(2, 1.0))
+    assert bounded == pytest.approx([1, 1], abs=0.05)
+
+
+def times(codes: np.ndarray) -> np.ndarray:
+    middle = (codes.max(axis=0) + codes.min(axis=0)) // 2
+    return 10 + np.abs(codes.astype(int) - middle).sum(axis=1)
+
+
+@pytest.mark.slow
+def test_more_than_a_million_rows_are_searched_through_a_drawn_pool():
+    codes = np.stack(np.unravel_index(np.arange(2**20 + 5), (128, 16, 16, 40)), axis=1)
+    rows = FeasibleRows(
+        [list(range(1, 129)), list(range(1, 17)), list(range(1, 17)), list(range(1, 41))], codes
+    )
+    search, cost = PoolSearch(rows, 0), times(codes)
+    seen = []
+    for _ in range(60):
+        seen.append(search.choose())
+        search.tell(seen[-1], float(cost[seen[-1]]))
+    assert len(set(seen)) == 60
+    assert len(search._pool) <= 20_000
+    assert (cost < cost[seen].min()).mean() < 1e-4  # chance alone comes to 1 / 60
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_and_an_evaluation_takes_milliseconds():
+    rows = some_rows(keep=1.0)
+    cost = times(rows.codes)
+    search = PoolSearch(rows, 0)
+    tracemalloc.start()
+    held, spent = [], time.process_time()
+    for count in range(700):
+        row = search.choose()
+        search.tell(row, None if count % 9 == 4 else float(cost[row]))
+        if count in (399, 699):
+            held.append(tracemalloc.get_traced_memory()[0])
+    spent = time.process_time() - spent
+    tracemalloc.stop()
+    assert held[1] < 1.15 * held[0]
+    assert spent / 700 < 0.06  # ten times what it takes without tracing
