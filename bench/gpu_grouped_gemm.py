@@ -1,11 +1,13 @@
 """The grouped GEMM on one GPU against libraries, all in one run and one harness.
 
-    python bench/gpu_grouped_gemm.py [--db URL] [--layouts enk,ekn] [--rounds N] [--out bench/results/NAME.json]
+    python bench/gpu_grouped_gemm.py [--db URL] [--layouts enk,ekn] [--rounds N] [--against RECORDING]
+                                     [--out bench/results/NAME.json]
 
 For each shape of studies/h200: the winner of a database, the default, torch._grouped_mm, DeepGEMM where it can be
 imported, and one dense product of equal FLOPs. Everything is captured in CUDA graphs and timed in interleaved rounds
 with L2 flushed before each launch; ours are checked against an fp32 reference first. The floor is what the device
 could do at best: the larger of real FLOPs at the dense rate and of bytes at the memory rate, both of this run.
+With --against, the fastest configs of a recording of the same problem are measured again beside the winner.
 """
 
 from __future__ import annotations
@@ -42,11 +44,14 @@ from tktune.families.cuda.module import Module, verified
 from tktune.families.cuda.stopwatch import Stopwatch
 from tktune.families.cuda.tensor_map import TensorMaps
 from tktune.families.grouped_gemm.launch_cuda import gemm_launch, library_work
+from tktune.search.recording import Recording
+from tktune.search.recording_form import read_recording
 from tktune.search.study import load_study
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDIES = sorted((ROOT / "studies" / "h200").glob("*.toml"))
 ITERATIONS, WARMUP = 5, 1  # of one round
+RECORDED_AGAIN = 3  # the fastest of a recording: its first may only have been lucky
 
 
 @dataclass
@@ -159,7 +164,17 @@ def interleaved(ground: Ground, runs: dict[str, Work], rounds: int) -> dict[str,
     return samples
 
 
-def measure(ground: Ground, problem: Problem, db: str | None, rounds: int) -> dict[str, Any]:
+def recorded_best(recording: Recording) -> list[Config]:
+    """The configs that were fastest when they were recorded."""
+    timed = [
+        trial for trial in recording.trials.values() if trial.status == "ok" and trial.time_us is not None
+    ]
+    return [trial.config for trial in sorted(timed, key=lambda trial: trial.time_us or 0.0)[:RECORDED_AGAIN]]
+
+
+def measure(
+    ground: Ground, problem: Problem, db: str | None, rounds: int, recording: Recording | None = None
+) -> dict[str, Any]:
     shape = {name: getattr(problem, name) for name in ("hidden", "cols", "experts", "top_k", "tokens")}
     choice = tktune.lookup(
         "grouped_gemm", **shape, weight_layout=problem.weight_layout, pad=problem.pad, ep_world=problem.ep_world,
@@ -172,6 +187,11 @@ def measure(ground: Ground, problem: Problem, db: str | None, rounds: int) -> di
     if choice.provenance != "default":
         runs["winner"] = ours(ground, problem, choice.config, case, weights)
     runs["default"] = ours(ground, problem, default, case, weights)
+    if recording is not None and recording.problem == problem:
+        for place, config in enumerate(recorded_best(recording), 1):
+            runs[f"recorded {place} of {len(recording.trials)}"] = ours(
+                ground, problem, config, case, weights
+            )
     runs |= peers(problem, case, weights)
     samples = interleaved(ground, runs, rounds)
     medians = {name: statistics.median(us) for name, us in samples.items()}
@@ -241,12 +261,14 @@ def main() -> int:
     parser.add_argument("--layouts", default="enk,ekn")
     parser.add_argument("--shapes", default="", help="only studies whose name has one of these words")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--against", type=Path, help="a recording (.json.xz) whose fastest are measured too")
     parser.add_argument("--out", type=Path, help="write JSON here")
     arguments = parser.parse_args()
     if not cuda_device_classes():
         print("No GPU answers here, so there is nothing to measure. Run this on a host with one.")
         return 1
     found = ground(arguments.cache)
+    recording = read_recording(arguments.against) if arguments.against else None
     words = [word for word in arguments.shapes.split(",") if word]
     rows = []
     for path in STUDIES:
@@ -256,7 +278,7 @@ def main() -> int:
             for layout in arguments.layouts.split(","):
                 one = problem.replace(weight_layout=layout)
                 try:
-                    rows.append(measure(found, one, arguments.db, arguments.rounds))
+                    rows.append(measure(found, one, arguments.db, arguments.rounds, recording))
                 except TktuneError as error:
                     print(f"{one}: {error}", flush=True)
                     continue
