@@ -19,9 +19,10 @@ def ok(result: tuple) -> object:
     return result[1] if len(result) == 2 else result[1:]
 
 
-def tensor_map(matrix: torch.Tensor, box_rows: int, promotion: int) -> bytes:
-    """A row-major (rows, cols) bf16 matrix in boxes of box_rows × 64 with the 128-byte swizzle; `promotion` 0 to
-    3 lets L2 fetch nothing more, 64, 128 or 256 bytes at once."""
+def tensor_map(matrix: torch.Tensor, box_rows: int, box_cols: int, promotion: int) -> bytes:
+    """A row-major (rows, cols) bf16 matrix in boxes of box_rows × box_cols (64 or 32), swizzled over their rows;
+    `promotion` 0 to 3 lets L2 fetch nothing more, 64, 128 or 256 bytes at once."""
+    swizzles = cu.CUtensorMapSwizzle
     rows, cols = matrix.shape
     assert matrix.is_contiguous() and cols % 8 == 0
     encoded = ok(
@@ -31,10 +32,10 @@ def tensor_map(matrix: torch.Tensor, box_rows: int, promotion: int) -> bytes:
             matrix.data_ptr(),
             [cu.cuuint64_t(cols), cu.cuuint64_t(max(rows, 1))],
             [cu.cuuint64_t(cols * 2)],
-            [cu.cuuint32_t(64), cu.cuuint32_t(box_rows)],
+            [cu.cuuint32_t(box_cols), cu.cuuint32_t(box_rows)],
             [cu.cuuint32_t(1), cu.cuuint32_t(1)],
             cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzles.CU_TENSOR_MAP_SWIZZLE_128B if box_cols == 64 else swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
             cu.CUtensorMapL2promotion(promotion),
             cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
@@ -94,28 +95,31 @@ class Kernel:
         pad: int,
         hooks: bytes = b"",
     ) -> None:
-        """`weights` is (E, N, K) or (E, K, N) as compiled; `walk` is int32 (E, 4): expert, first row, rows, 0."""
+        """`weights` is (E, N, K) or (E, K, N) as compiled; `walk` is int32 (entries, 4): expert, first row,
+        rows, 0; an expert may have several."""
         variant, cluster = self.variant, self.cluster
         rows_box = 64 if variant.row_block >= 128 else variant.row_block
-        weights_box = variant.col_block // cluster if variant.enk else variant.get("RED_BLOCK", 64)
-        experts = weights.shape[0]
+        red_block = variant.get("RED_BLOCK", 64)
+        weights_box = variant.col_block // cluster if variant.enk else red_block
+        deep = min(64, red_block)  # columns of a box that run along the reduction
+        entries = len(walk)
         reduction = activations.shape[1]
         cols = outputs.shape[1]
 
-        def view(matrix: torch.Tensor, box: int) -> bytes:
-            packed = tensor_map(matrix, box, variant.launch.get("promotion", 3)) + struct.pack(
+        def view(matrix: torch.Tensor, box: int, wide: int) -> bytes:
+            packed = tensor_map(matrix, box, wide, variant.launch.get("promotion", 3)) + struct.pack(
                 "<Qii", matrix.data_ptr(), *matrix.shape
             )
             return packed.ljust(192, b"\0")
 
-        packed = view(activations, rows_box)
-        packed += view(weights.reshape(-1, weights.shape[2]), weights_box)
-        packed += view(outputs, rows_box)
+        packed = view(activations, rows_box, deep)
+        packed += view(weights.reshape(-1, weights.shape[2]), weights_box, deep if variant.enk else 64)
+        packed += view(outputs, rows_box, 64)
         packed += struct.pack("<QQ", walk.data_ptr(), self.dispenser.data_ptr())
         packed += struct.pack("<QQIi", self.report.data_ptr(), self.abort_word.data_ptr(), self.spin_limit, 0)
         launch = variant.launch
         raster, turn_back = launch.get("raster_rows", 0), launch.get("turn_back", 0)
-        packed += struct.pack("<6i", experts, reduction, cols, pad, raster, turn_back)
+        packed += struct.pack("<6i", entries, reduction, cols, pad, raster, turn_back)
         packed = packed.ljust(GLOBALS_BYTES, b"\0") + hooks
         self.arguments = ctypes.create_string_buffer(packed, len(packed) + 64)
         self.pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.arguments))

@@ -61,11 +61,15 @@ class Inputs:
             self._ekn = self.enk.transpose(1, 2).contiguous()
         return self._ekn
 
-    def walk(self, order: int) -> torch.Tensor:
-        """0 as the experts are numbered, 1 longest first, 2 shortest first."""
+    def walk(self, order: int, row_block: int) -> torch.Tensor:
+        """0 as the experts are numbered, 1 longest first, 2 shortest first, 3 all tall tiles before all low ones."""
         counts = self.shape.counts
-        key = {0: lambda e: e, 1: lambda e: -counts[e], 2: lambda e: counts[e]}[order]
+        key = {0: lambda e: e, 1: lambda e: -counts[e], 2: lambda e: counts[e], 3: lambda e: -counts[e]}[
+            order
+        ]
         entries = [[e, self.starts[e], counts[e], 0] for e in sorted(range(len(counts)), key=key)]
+        if order == 3:
+            entries = tallest_first(entries, row_block)
         return torch.tensor(entries, dtype=torch.int32, device="cuda")
 
     def reference(self) -> torch.Tensor:
@@ -80,8 +84,24 @@ class Inputs:
     def bind(self, kernel: Kernel) -> None:
         variant = kernel.variant
         weights = self.enk if variant.enk else self.ekn
-        walk = self.walk(variant.launch.get("walk", 1))
+        walk = self.walk(variant.launch.get("walk", 1), variant.row_block)
         kernel.bind(self.activations, weights, self.outputs, walk, self.shape.pad)
+
+
+def tallest_first(entries: list[list[int]], row_block: int) -> list[list[int]]:
+    """Each expert cut into its tall and its low tiles, as the kernel deals pieces of 64 over them, and all sorted by
+    the height of their tiles."""
+    piece = min(64, row_block)
+    parts = []
+    for expert, first, rows, _ in entries:
+        pieces = -(-rows // piece)
+        tiles = -(-pieces * piece // row_block)
+        low = pieces // tiles if tiles else 0
+        tall_rows = min((pieces - tiles * low) * (low + 1) * piece, rows)
+        for height, start, count in ((low + 1, 0, tall_rows), (low, tall_rows, rows - tall_rows)):
+            if count or not rows:
+                parts.append((height, [expert, first + start, count, 0]))
+    return [entry for _, entry in sorted(parts, key=lambda part: -part[0])]
 
 
 def verdict(inputs: Inputs, reference: torch.Tensor, run: Callable[[], None]) -> str:
@@ -114,10 +134,13 @@ def verdict(inputs: Inputs, reference: torch.Tensor, run: Callable[[], None]) ->
     return ""
 
 
-def check(kernels: list[Kernel]) -> dict[str, str]:
+def check(kernels: list[Kernel], names: str = "") -> dict[str, str]:
+    """What is wrong with each variant, if anything, on the small shapes whose names contain one of `names`."""
     verdicts = {kernel.variant.name: "" for kernel in kernels}
     for row_block in sorted({kernel.variant.row_block for kernel in kernels}):
         for shape in checked_shapes(row_block):
+            if not any(name in shape.name for name in names.split(",")):
+                continue
             if row_block > shape.pad:
                 shape = Shape(shape.name, shape.reduction, shape.cols, shape.counts, row_block)
             inputs = Inputs(shape, seed=os.getpid())
@@ -253,6 +276,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, default=SOURCE, help="another kernel file with the same entry")
     parser.add_argument("--spin-limit-s", type=float, default=2.0, help="longer under a sanitizer")
     parser.add_argument("--check-only", action="store_true")
+    parser.add_argument("--checked", default="", help="parts of names: check on these small shapes only")
     parser.add_argument("--no-check", action="store_true")
     arguments = parser.parse_args()
 
@@ -280,7 +304,7 @@ def main() -> None:
         f"built {len(kernels)} of {len(variants)}, slowest {max(b.seconds for b in built):.1f} s", flush=True
     )
 
-    verdicts = {} if arguments.no_check else check(kernels)
+    verdicts = {} if arguments.no_check else check(kernels, arguments.checked)
     for name, wrong in verdicts.items():
         if wrong:
             print(f"WRONG {name}: {wrong}", flush=True)

@@ -67,6 +67,7 @@ def checked_shapes(row_block: int) -> list[Shape]:
         Shape("edges, ragged columns", 320, 328, edge),
         Shape("one hot, empty others", 2880, 640, (0, 1000, 0, 0, 3, 0)),
         Shape("one expert only", 128, 1536, (517,)),
+        Shape("fewer steps than stages", 64, 512, edge),
         Shape("more experts than a window", 128, 256, tuple((7 * e) % 150 for e in range(77))),
         Shape("nothing", 128, 256, (0, 0)),
     ]

@@ -29,6 +29,9 @@
 #ifndef TKT_WARP_N
 #define TKT_WARP_N TKT_COL_BLOCK
 #endif
+#ifndef TKT_PRODUCER_WARPS
+#define TKT_PRODUCER_WARPS 1
+#endif
 #ifndef TKT_CLUSTER
 #define TKT_CLUSTER 1
 #endif
@@ -40,6 +43,9 @@
 #endif
 #ifndef TKT_WEIGHT_LAYOUT
 #define TKT_WEIGHT_LAYOUT 1
+#endif
+#ifndef TKT_ACTIVATIONS
+#define TKT_ACTIVATIONS 0
 #endif
 #ifndef TKT_KEEP_ACTIVATIONS
 #define TKT_KEEP_ACTIVATIONS 0
@@ -65,12 +71,13 @@ namespace tkt {
 struct build_config {
     static constexpr int ROW_BLOCK = TKT_ROW_BLOCK, COL_BLOCK = TKT_COL_BLOCK, RED_BLOCK = TKT_RED_BLOCK;
     static constexpr int STAGES = TKT_STAGES, CONSUMER_WARPS = TKT_CONSUMER_WARPS;
-    static constexpr int WARP_M = TKT_WARP_M, WARP_N = TKT_WARP_N;
+    static constexpr int WARP_M = TKT_WARP_M, WARP_N = TKT_WARP_N, PRODUCER_WARPS = TKT_PRODUCER_WARPS;
     static constexpr int CLUSTER = TKT_CLUSTER, OUT_SLOTS = TKT_OUT_SLOTS, MMA_DEPTH = TKT_MMA_DEPTH;
     static constexpr int PRODUCER_REGISTERS = TKT_PRODUCER_REGISTERS;
     static constexpr int CONSUMER_REGISTERS = TKT_CONSUMER_REGISTERS;
     static constexpr auto MAIN_LOOP = static_cast<main_loop>(TKT_MAIN_LOOP);
     static constexpr auto WEIGHT_LAYOUT = static_cast<weight_layout>(TKT_WEIGHT_LAYOUT);
+    static constexpr auto ACTIVATIONS = static_cast<activation_rows>(TKT_ACTIVATIONS);
     static constexpr auto DRAW = static_cast<task_draw>(TKT_DRAW);
     static constexpr auto KEEP_ACTIVATIONS = static_cast<tma::keep>(TKT_KEEP_ACTIVATIONS);
     static constexpr auto KEEP_WEIGHTS = static_cast<tma::keep>(TKT_KEEP_WEIGHTS);

@@ -9,6 +9,8 @@ namespace tkt {
 enum class main_loop { mma_sync = 0, wgmma = 1, wgmma_pingpong = 2 };
 enum class weight_layout { ekn = 0, enk = 1 };
 enum class task_draw { stride = 0, dispenser = 1 };
+// Where a slot's row stands: gathered in slot order, or anywhere, as a table of the gate says (indexed.cuh).
+enum class activation_rows { gathered = 0, indexed = 1 };
 
 // A Config is a struct of static constexpr members; csrc/kernels/grouped_gemm.cu documents each of them.
 // `geometry` derives the rest and refuses what cannot work.
@@ -25,7 +27,13 @@ struct geometry : Config {
     static constexpr bool kWgmma = Config::MAIN_LOOP != main_loop::mma_sync;
     static constexpr bool kPingPong = Config::MAIN_LOOP == main_loop::wgmma_pingpong;
     static constexpr bool kEnk = Config::WEIGHT_LAYOUT == weight_layout::enk;
-    static constexpr int kProducerWarps = kWgmma ? 4 : 1;
+    // mma.sync may do without a producer warp: its first consumer warp then feeds the ring between two steps.
+    static constexpr bool kIndexed = Config::ACTIVATIONS == activation_rows::indexed;
+    static constexpr int kLoaderWarps = kIndexed ? 2 : 0;      // the last of the producers
+    static constexpr int kLoadDepth = STAGES > 3 ? 2 : 1;      // stages that they have asked for and not announced
+    static constexpr int kProducerWarps = kWgmma ? 4 : Config::PRODUCER_WARPS;
+    static constexpr bool kFedByConsumer = kProducerWarps == 0;
+    static constexpr int kProducer = kFedByConsumer ? 0 : CONSUMER_WARPS;  // the warp that walks, waits and loads
     static constexpr int kThreads = (CONSUMER_WARPS + kProducerWarps) * kWarpThreads;
 
     // A tile's rows move in pieces, so that a tile of few rows moves and computes only the pieces it needs.
@@ -36,8 +44,8 @@ struct geometry : Config {
     // Blocks of a cluster that share a weight tile fetch one piece each.
     using b_piece = st_bf<kEnk ? COL_BLOCK / CLUSTER : RED_BLOCK, kEnk ? RED_BLOCK : COL_BLOCK / CLUSTER>;
     using c_piece = st_bf<kPieceRows, kPanelCols>;
-    using a_box = st_bf<kPieceRows, kPanelCols>;
-    using b_box = st_bf<b_piece::rows, kPanelCols>;
+    using a_box = st_bf<kPieceRows, a_piece::kWide>;
+    using b_box = st_bf<b_piece::rows, b_piece::kWide>;
     static constexpr int kStageBytes = kPieces * a_piece::kBytes + CLUSTER * b_piece::kBytes;
 
     // wgmma: how warpgroups divide a tile. In ping-pong each takes a whole tile in turn.
@@ -55,9 +63,12 @@ struct geometry : Config {
     static constexpr int kWarpCols = kWgmma ? 1 : COL_BLOCK / Config::WARP_N;
 
     static constexpr int kFreeArrivals = (kPingPong ? 4 : CONSUMER_WARPS) * CLUSTER;
-    static constexpr int kTaskSlots = 2;
+    // Who feeds the ring between its own steps must never wait for a slot that it has not read itself.
+    static constexpr int kTaskSlots = kFedByConsumer ? STAGES : 2;
 
-    static_assert(ROW_BLOCK % 16 == 0 && COL_BLOCK % 64 == 0 && COL_BLOCK <= 256 && RED_BLOCK % 64 == 0);
+    static_assert(ROW_BLOCK % 16 == 0 && COL_BLOCK % 64 == 0 && COL_BLOCK <= 256);
+    static_assert(RED_BLOCK % 64 == 0 || (!kWgmma && RED_BLOCK == 32), "wgmma reads panels of 64");
+    static_assert(kWgmma || kProducerWarps == 0 || kProducerWarps == 1);
     static_assert(b_box::rows <= 256 && (kEnk || RED_BLOCK <= 256), "a TMA box has at most 256 rows");
     static_assert(CLUSTER == 1 || (CLUSTER == 2 && kWgmma && RED_BLOCK == 64 && (kEnk || COL_BLOCK % 128 == 0)));
     static_assert(CLUSTER == 1 || Config::DRAW == task_draw::stride, "a cluster's blocks would draw different tasks");
@@ -65,9 +76,11 @@ struct geometry : Config {
                               kGroupN % 64 == 0 && kGroupRows * kGroupCols * (kPingPong ? kWarpgroups : 1) ==
                                                        kWarpgroups));
     static_assert(kWgmma || (kWarpRows * kWarpCols == CONSUMER_WARPS && Config::WARP_M % 16 == 0 &&
-                             Config::WARP_N % 16 == 0 && Config::WARP_M <= kPieceRows));
-    static_assert(kWgmma || ROW_BLOCK * COL_BLOCK <= RED_BLOCK * (ROW_BLOCK + COL_BLOCK),
-                  "mma.sync: the output tile is laid over one stage");
+                             Config::WARP_N % 16 == 0 && Config::WARP_M <= kPieceRows),
+                  "mma.sync: the warps' tiles cover the block's");
+    static_assert(!kIndexed || (kWgmma && CLUSTER == 1 && RED_BLOCK == 64 && kPieceRows == 64), "indexed rows");
+    static_assert(!kIndexed || kLoadDepth + Config::MMA_DEPTH < STAGES,
+                  "stages that are asked for, and not announced, beside those that consumers hold");
 };
 
 // One unit of work of one block. `height` is the rows to compute, whole pieces (0 ends the walk); `share` is the
@@ -93,6 +106,7 @@ struct shared_storage {
     semaphore task_full[geo::kTaskSlots], task_free[geo::kTaskSlots];
     semaphore out_full[geo::kOutRings * Config::OUT_SLOTS], out_free[geo::kOutRings * Config::OUT_SLOTS];
     semaphore turn[geo::kWarpgroups], out_turn[geo::kWarpgroups];  // ping-pong only: whose main loop, whose output
+    semaphore tile_out;                                            // mma.sync only: all warps have written a tile
     task tasks[geo::kTaskSlots];
 
     TKT_DEVICE st_bf<64, 64>& out_slot(int slot) {
@@ -101,18 +115,20 @@ struct shared_storage {
 
     TKT_DEVICE void init_semaphores() {
         for (int s = 0; s < Config::STAGES; ++s) {
-            init_semaphore(stage_full[s], 1);
+            init_semaphore(stage_full[s], 1 + geo::kLoaderWarps);
             init_semaphore(stage_free[s], geo::kFreeArrivals);
         }
         for (int s = 0; s < geo::kTaskSlots; ++s) {
             init_semaphore(task_full[s], 1);
             // Every reading thread arrives: once a tile that costs nothing, and racecheck follows it.
-            init_semaphore(task_free[s], Config::CONSUMER_WARPS * kWarpThreads + (geo::kWgmma ? 1 : 0));
+            init_semaphore(task_free[s], (Config::CONSUMER_WARPS + geo::kLoaderWarps) * kWarpThreads +
+                                             (geo::kWgmma ? 1 : 0));
         }
         for (int s = 0; s < geo::kOutRings * Config::OUT_SLOTS; ++s) {
             init_semaphore(out_full[s], 4);
             init_semaphore(out_free[s], 1);
         }
+        init_semaphore(tile_out, Config::CONSUMER_WARPS);
         for (int s = 0; s < geo::kWarpgroups; ++s) {
             init_semaphore(turn[s], 4);
             init_semaphore(out_turn[s], 4);
@@ -150,7 +166,7 @@ struct gemm_globals {
     int32_t cols;         // N
     int32_t pad;
     int32_t raster_rows;  // row tiles of an expert that advance together before the column changes; 0: all
-    int32_t turn_back;    // 1: static strides run forth and back
+    int32_t turn_back;    // strides: 1, they run forth and back; dispenser: waves beyond the first that are dealt by stride
 };
 
 struct gemm_globals_layout {

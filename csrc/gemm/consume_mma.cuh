@@ -1,8 +1,10 @@
 // Consumer role of the mma.sync main loop (any architecture from sm_90 on, and the only one of sm_120a): warps
-// multiply fragments out of the stages; the finished tile is laid over the last stage they read.
+// multiply fragments out of the stages, and each writes its part of a finished tile straight out of its registers. No
+// warp waits for another but through the ring, so one may write while its neighbour multiplies.
 #pragma once
 
-#include "config.cuh"
+#include "feeder.cuh"
+#include "hooks.cuh"
 
 namespace tkt {
 
@@ -11,113 +13,127 @@ struct mma_consumer {
     using geo = geometry<Config>;
     using globals = gemm_globals<Config>;
     using storage = shared_storage<Config>;
-    using barriers = barrier_registry<Config::CONSUMER_WARPS>;
     static constexpr int WARP_M = Config::WARP_M, WARP_N = Config::WARP_N;
     using accumulator = rt_fl<WARP_M, WARP_N>;
+    struct yes {
+        static constexpr bool value = true;
+    };
+    struct no {
+        static constexpr bool value = false;
+    };
+    static_assert(Config::KEEP_OUTPUTS == tma::keep::normal, "outputs leave by ordinary stores");
 
     // The warp that reads a strip is the warp that writes it: both ask `row_strip`.
     static TKT_DEVICE int warp_row() { return row_strip<geo::kWarpRows>(warp_id() / geo::kWarpCols) * WARP_M; }
     static TKT_DEVICE int warp_col() { return (warp_id() % geo::kWarpCols) * WARP_N; }
 
-    // Ordinary reads must be ordered before the copy engine refills what they read.
+    // What was read here the copy engine refills: whoever issues that load orders the two (`producer::acquire`), so
+    // that no warp stops in the middle of its products for a fence.
     static TKT_DEVICE void release(storage& smem, int stage) {
-        fence_async_shared();
         __syncwarp();
         if (lane_id() == 0) arrive(smem.stage_free[stage]);
     }
 
     // A stage is a run of chunks: 16 deep, 16 columns wide, each multiplied with the slice's whole column of `a`.
-    // Chunks are fetched kAhead chunks early, across the stage boundary too, so that the tensor cores never wait
-    // for a fragment and few registers hold fragments. Leaves the last stage unreleased and returns its index:
-    // the output goes there.
-    static TKT_DEVICE int main_loop(const globals& G, storage& smem, accumulator& acc, ring<Config::STAGES>& stage,
-                                    int steps, int row, int col) {
-        constexpr int kWide = WARP_N / 16, kChunks = Config::RED_BLOCK / 16 * kWide;
-        constexpr int kAhead = kWide < 4 ? kWide : 4;
+    // Chunks are fetched kAhead chunks early, across the stage boundary too, and the strips of a slice's `a` are
+    // spread over its first fetches, so that the tensor cores never wait for a fragment. A ring of twice that many
+    // chunks lets the compiler issue a fetch before the products that still read the older fragments. `between` runs
+    // after each step, with the place and the lap of the stage that the warp has just given back.
+    template <typename Between>
+    static TKT_DEVICE void main_loop(const globals& G, storage& smem, accumulator& acc, ring<Config::STAGES>& stage,
+                                     int steps, int row, int col, Between between) {
+        constexpr int kWide = WARP_N / 16, kTall = WARP_M / 16, kChunks = Config::RED_BLOCK / 16 * kWide;
+        constexpr int kAhead = kWide <= 4 ? kWide : kWide % 4 == 0 ? 4 : kWide % 3 == 0 ? 3 : kWide % 2 == 0 ? 2 : 1;
+        constexpr int kRing = 2 * kAhead;
+        constexpr int kLook = kChunks - kAhead > kWide ? kChunks - kAhead - kWide : 0;
+        static_assert(kChunks % kRing == 0 && Config::RED_BLOCK % 32 == 0);
         rt_bf<WARP_M, 16> a[2];
-        rt_bf<16, 16> b[kAhead];
+        rt_bf<16, 16> b[kRing];
         auto fetch = [&](const typename storage::stage& from, int chunk) {
-            const int k = chunk / kWide * 16, at = col + chunk % kWide * 16;
-            if (chunk % kWide == 0)
-                warp::load(a[chunk / kWide % 2], from.a[row / geo::kPieceRows], row % geo::kPieceRows, k);
+            const int k = chunk / kWide * 16, place = chunk % kWide, at = col + place * 16;
+#pragma unroll
+            for (int strip = 0; strip < kTall; ++strip)
+                if (place < kAhead && strip * kAhead / kTall == place)
+                    warp::load_strip(a[chunk / kWide % 2], strip, from.a[row / geo::kPieceRows],
+                                     row % geo::kPieceRows + 16 * strip, k);
             if constexpr (geo::kEnk)
-                warp::load_right(b[chunk % kAhead], from.b[0], at, k);
+                warp::load_right(b[chunk % kRing], from.b[0], at, k);
             else
-                warp::load_right_transposed(b[chunk % kAhead], from.b[0], k, at);
+                warp::load_right_transposed(b[chunk % kRing], from.b[0], k, at);
         };
-        static_assert(kChunks % kAhead == 0);
+        auto multiply = [&](int chunk) {
+            warp::mma(acc, a[chunk / kWide % 2], b[chunk % kRing], chunk % kWide * 16);
+        };
+        // One stage; `more` is a type, so that neither kind of step has a branch in it.
+        auto compute = [&](auto more) {
+            const uint32_t current = stage.index, lap = stage.phase;
+            stage.advance();
+            bool ready = true;
+#pragma unroll
+            for (int chunk = 0; chunk < kChunks - kAhead; ++chunk) {
+                if (more.value && chunk == kLook) ready = test_wait(smem.stage_full[stage.index], stage.phase);
+                fetch(smem.stages[current], chunk + kAhead);
+                multiply(chunk);
+            }
+            release(smem, current);
+            if (more.value && !ready)
+                wait<wait_role::consumer, wait_word::stage_full>(smem.stage_full[stage.index], stage.phase, G.guard);
+#pragma unroll
+            for (int chunk = kChunks - kAhead; chunk < kChunks; ++chunk) {
+                if (more.value) fetch(smem.stages[stage.index], chunk + kAhead - kChunks);
+                multiply(chunk);
+            }
+            between(current, lap);
+        };
 
         wait<wait_role::consumer, wait_word::stage_full>(smem.stage_full[stage.index], stage.phase, G.guard);
 #pragma unroll
         for (int chunk = 0; chunk < kAhead; ++chunk) fetch(smem.stages[stage.index], chunk);
-        int last = stage.index;
+        int step = 1;
+        if constexpr (!geo::kFedByConsumer) {  // two steps a turn: the way back costs as much as six products
 #pragma unroll 1
-        for (int step = 0; step < steps; ++step) {
-            last = stage.index;
-            stage.advance();
-#pragma unroll
-            for (int chunk = 0; chunk < kChunks; ++chunk) {
-                warp::mma(acc, a[chunk / kWide % 2], b[chunk % kAhead], chunk % kWide * 16);
-                if (chunk + kAhead < kChunks) {
-                    fetch(smem.stages[last], chunk + kAhead);
-                } else if (step + 1 < steps) {
-                    if (chunk + kAhead == kChunks) {
-                        release(smem, last);
-                        wait<wait_role::consumer, wait_word::stage_full>(smem.stage_full[stage.index], stage.phase,
-                                                                         G.guard);
-                    }
-                    fetch(smem.stages[stage.index], chunk + kAhead - kChunks);
-                }
+            for (; step + 1 < steps; step += 2) {
+                compute(yes{});
+                compute(yes{});
             }
         }
-        return last;
+#pragma unroll 1
+        for (; step < steps; ++step) compute(yes{});
+        compute(no{});
     }
 
-    static TKT_DEVICE int skip_loop(const globals& G, storage& smem, ring<Config::STAGES>& stage, int steps) {
-        int last = stage.index;
+    static TKT_DEVICE void skip_loop(const globals& G, storage& smem, ring<Config::STAGES>& stage, int steps) {
         for (int step = 0; step < steps; ++step) {
-            last = stage.index;
-            wait<wait_role::consumer, wait_word::stage_full>(smem.stage_full[last], stage.phase, G.guard);
-            if (step + 1 < steps) release(smem, last);
+            wait<wait_role::consumer, wait_word::stage_full>(smem.stage_full[stage.index], stage.phase, G.guard);
+            release(smem, stage.index);
             stage.advance();
         }
-        return last;
     }
 
-    // The output tile over stage memory: pieces of kPieceRows × 64, row pieces outermost.
-    static TKT_DEVICE typename geo::c_piece& out_piece(typename storage::stage& over, int row, int col) {
-        auto* pieces = reinterpret_cast<typename geo::c_piece*>(&over);
-        return pieces[(row / geo::kPieceRows) * (Config::COL_BLOCK / kPanelCols) + col / kPanelCols];
-    }
-
-    static TKT_DEVICE void put_out(typename storage::stage& over, accumulator& acc, int row, int col) {
-        Config::Finish::apply(acc);
-#pragma unroll
-        for (int r = 0; r < WARP_M; r += 16)
-#pragma unroll
-            for (int c = 0; c < WARP_N; c += 16)
-                warp::store<16>(out_piece(over, row + r, col + c), acc, r / 16, c, (row + r) % geo::kPieceRows,
-                                (col + c) % kPanelCols);
-        fence_async_shared();
-    }
-
-    // By one thread. The epilogue of a tile runs when the next tile is stored, or at the end.
+    // By one thread. The epilogue of a tile runs when this warp has written the next one, or at the end: by then the
+    // other warps' writes have long arrived, and nobody waits for them.
     template <typename Epilogue>
     struct announcer {
-        task stored{0, 0, 0, 0, 0};
-        TKT_DEVICE void operator()(const globals& G, const Epilogue& epilogue) {
-            tma::store_async_wait<0>();
-            for (int block = stored.row / G.pad; block * G.pad < stored.row + stored.height; ++block)
-                epilogue(block, stored.col / Config::COL_BLOCK);
-            stored.height = 0;
+        static constexpr bool kSilent = __is_same(Epilogue, no_epilogue);
+        task written{0, 0, 0, 0, 0};
+        uint32_t phase = 0;
+
+        TKT_DEVICE void operator()(const globals& G, storage& smem, const Epilogue& epilogue) {
+            if (kSilent || written.height == 0) return;
+            wait<wait_role::consumer, wait_word::out_full>(smem.tile_out, phase, G.guard);
+            phase ^= 1;
+            __threadfence();  // the other warps' writes, for whoever hears of them
+            for (int block = written.row / G.pad; block * G.pad < written.row + written.height; ++block)
+                epilogue(block, written.col / Config::COL_BLOCK);
+            written.height = 0;
         }
     };
 
-    template <typename Epilogue>
-    static TKT_DEVICE void run(const globals& G, storage& smem, const Epilogue& epilogue) {
+    template <typename Epilogue, typename Between>
+    static TKT_DEVICE void run(const globals& G, storage& smem, const Epilogue& epilogue, Between between) {
         const int steps = G.reduction / Config::RED_BLOCK;
         const int row = warp_row(), col = warp_col();
-        const bool storer = threadIdx.x == 0;
+        const bool speaks = threadIdx.x == 0;
         ring<Config::STAGES> stage;
         ring<geo::kTaskSlots> slot;
         announcer<Epilogue> announce;
@@ -128,33 +144,42 @@ struct mma_consumer {
             slot.advance();
             if (t.height == 0) break;
 
-            int last;
             if (row < t.height) {
                 accumulator acc;
                 warp::zero(acc);
-                last = main_loop(G, smem, acc, stage, steps, row, col);
-                barriers::consumers::sync();  // everyone has read the stage that the output overwrites
-                put_out(smem.stages[last], acc, row, col);
+                main_loop(G, smem, acc, stage, steps, row, col, between);
+                Config::Finish::apply(acc);
+                warp::store(G.outputs.data, G.outputs.cols, acc, t.row + row, t.col + col);
             } else {
-                last = skip_loop(G, smem, stage, steps);
-                barriers::consumers::sync();
+                skip_loop(G, smem, stage, steps);
             }
-            barriers::consumers::sync();
-            if (storer) {
-                announce(G, epilogue);
-#pragma unroll 1
-                for (int r = 0; r < t.height; r += geo::kPieceRows)
-#pragma unroll 1
-                    for (int c = 0; c < Config::COL_BLOCK; c += kPanelCols)
-                        tma::store_async<Config::KEEP_OUTPUTS>(G.outputs, out_piece(smem.stages[last], r, c),
-                                                               {t.row + r, t.col + c});
-                tma::commit();
-                announce.stored = t;
-                tma::store_async_read_wait<0>();
+            if constexpr (!announcer<Epilogue>::kSilent) {
+                __syncwarp();
+                if (speaks) announce(G, smem, epilogue);
+                if (lane_id() == 0) arrive(smem.tile_out);
+                announce.written = t;
             }
-            release(smem, last);
         }
-        if (storer) announce(G, epilogue);
+        if (speaks) announce(G, smem, epilogue);
+    }
+
+    // The role where a warp of its own feeds the ring.
+    template <typename Epilogue>
+    static TKT_DEVICE void run(const globals& G, storage& smem, const Epilogue& epilogue) {
+        run(G, smem, epilogue, [](uint32_t, uint32_t) {});
+    }
+
+    // The role where the first consumer warp feeds it.
+    template <typename Gate, typename Epilogue>
+    static TKT_DEVICE void run_and_feed(const globals& G, storage& smem, const Gate& gate, const Epilogue& epilogue,
+                                        int unit, int num_units) {
+        const bool feeds = warp_id() == geo::kProducer;
+        feeder<Config, Gate> feed(G, smem, gate, unit, num_units);
+        if (feeds) feed.fill();
+        run(G, smem, epilogue, [&](uint32_t index, uint32_t lap) {
+            if (feeds) feed.feed(index, lap);
+        });
+        if (feeds) feed.finish();
     }
 };
 

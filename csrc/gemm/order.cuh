@@ -20,20 +20,35 @@ struct task_order {
     const int num_units;  // a unit is a block, or a cluster of two
     int window = 0;       // first expert in the lanes
     int window_task = 0;  // its first task
-    int next_task;
+    int next_task;        // by stride
+    int drawn;            // first lane, by dispenser: its answer, counted from the first task that it gives out
+    bool dealt;           // the next task is one by stride
     int expert, first_row, pieces, tasks_through;  // of this lane's expert
 
     TKT_DEVICE task_order(const globals& G, int unit, int num_units)
-        : G(G), num_units(num_units), next_task(unit) {
+        : G(G), num_units(num_units), next_task(unit), drawn(unit - num_units), dealt(unit < num_units) {
         load_window();
     }
 
-    // Each unit begins with the task of its own number. The dispenser gives out those after; its answer travels
-    // while the block still loads its current tile. A stride that turns back after each wave evens out a walk
-    // that goes from long to short.
+    // The dispenser gives out the tasks after the first waves, which are dealt by stride: neighbours in the order share
+    // operands, and blocks of neighbouring numbers get them cheaper. A unit of a higher number only draws.
+    TKT_DEVICE int first_drawn() const { return (1 + G.turn_back) * num_units; }
+
+    // Each unit begins with the task of its own number. The dispenser's answer travels while the block still loads its
+    // current tile. A stride that turns back after each wave evens out a walk that goes from long to short.
     TKT_DEVICE void draw() {
         if constexpr (Config::DRAW == task_draw::dispenser) {
-            if (lane_id() == 0) next_task = num_units + atomicAdd(G.dispenser, 1);
+            dealt = dealt && next_task + num_units < first_drawn();
+            if (dealt) {
+                next_task += num_units;
+                return;
+            }
+            // Not an addition: the compiler shuffles that one's answer to the lanes at once, and so waits for it here.
+            if (lane_id() == 0)
+                asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], 0x7fffffff;"
+                             : "=r"(drawn)
+                             : "l"(__cvta_generic_to_global(G.dispenser))
+                             : "memory");
         } else {
             // From place p of a wave to the mirrored place of the next.
             next_task += G.turn_back ? 2 * (num_units - next_task % num_units) - 1 : num_units;
@@ -91,7 +106,8 @@ struct task_order {
 
     // All lanes call; all get the same task. `rank` is this block's place in its cluster.
     TKT_DEVICE task next(int rank) {
-        const int wanted = Config::DRAW == task_draw::dispenser ? __shfl_sync(kAll, next_task, 0) : next_task;
+        int wanted = next_task;
+        if (Config::DRAW == task_draw::dispenser && !dealt) wanted = first_drawn() + __shfl_sync(kAll, drawn, 0);
         uint32_t holders = __ballot_sync(kAll, wanted < window_task + tasks_through);
         while (holders == 0) {
             window_task += __shfl_sync(kAll, tasks_through, kWarpThreads - 1);

@@ -12,6 +12,35 @@ struct producer {
     using globals = gemm_globals<Config>;
     using storage = shared_storage<Config>;
 
+    // Waits until every reader has given the stage back, and announces what will land in it. Fragments are read by
+    // ordinary loads: those, which the readers' arrivals publish, are ordered before the copy engine's writes here.
+    // `phase` is the lap in which they read it; in the first lap nobody has.
+    template <bool FIRST_LAP = false>
+    static TKT_DEVICE semaphore& acquire(const globals& G, storage& smem, uint32_t index, uint32_t phase,
+                                         uint32_t bytes) {
+        if constexpr (!FIRST_LAP) {
+            wait<wait_role::producer, wait_word::stage_free>(smem.stage_free[index], phase, G.guard);
+            if constexpr (!geo::kWgmma) fence_async_shared();
+        }
+        tma::expect_bytes(smem.stage_full[index], bytes);
+        return smem.stage_full[index];
+    }
+
+    static TKT_DEVICE semaphore& acquire(const globals& G, storage& smem, const ring<Config::STAGES>& stage,
+                                         uint32_t bytes) {
+        return acquire(G, smem, stage.index, stage.phase ^ 1, bytes);
+    }
+
+    static TKT_DEVICE uint32_t bytes(const task& t) {
+        return (t.height / geo::kPieceRows) * geo::a_piece::kBytes + Config::CLUSTER * geo::b_piece::kBytes;
+    }
+
+    static TKT_DEVICE void prefetch_maps(const globals& G) {
+        tma::prefetch_map(G.activations.maps[0]);
+        tma::prefetch_map(G.weights.maps[0]);
+        tma::prefetch_map(G.outputs.maps[0]);
+    }
+
     static TKT_DEVICE void load_activations(const globals& G, typename storage::stage& to, semaphore& full,
                                             const task& t, int k, int rank) {
         // Rolled loops on purpose: where ptxas 13.0 turns a conditional load into a predicated one, it may set the
@@ -52,14 +81,10 @@ struct producer {
     template <typename Gate>
     static TKT_DEVICE void run(const globals& G, storage& smem, const Gate& gate, int unit, int num_units) {
         const int rank = Config::CLUSTER > 1 ? cluster_rank() : 0;
-        const bool issuer = lane_id() == 0;
-        if (issuer) {
-            tma::prefetch_map(G.activations.maps[0]);
-            tma::prefetch_map(G.weights.maps[0]);
-            tma::prefetch_map(G.outputs.maps[0]);
-        }
+        // The wgmma forms are measured without `elect_lane`: there this warp has time to spare.
+        auto issuer = [] { return geo::kWgmma ? lane_id() == 0 : elect_lane(); };
+        if (issuer()) prefetch_maps(G);
         const int steps = G.reduction / Config::RED_BLOCK;
-        const int draw_at = steps / 2;  // an atomic behind this much traffic takes microseconds
         task_order<Config> order(G, unit, num_units);
         begin_roles(smem);
         ring<Config::STAGES> stage;
@@ -67,7 +92,7 @@ struct producer {
 
         for (;;) {
             const task t = order.next(rank);
-            if (issuer) {
+            if (issuer()) {
                 wait<wait_role::producer, wait_word::task_free>(smem.task_free[slot.index], slot.phase ^ 1,
                                                                 G.guard);
                 smem.tasks[slot.index] = t;
@@ -76,21 +101,28 @@ struct producer {
             slot.advance();
             if (t.height == 0) break;
 
-            const uint32_t bytes = (t.height / geo::kPieceRows) * geo::a_piece::kBytes +
-                                   Config::CLUSTER * geo::b_piece::kBytes;
-            if (issuer)
+            const uint32_t tile_bytes = bytes(t);
+            if (issuer())
                 for (int block = t.row / G.pad; block * G.pad < t.row + t.height; ++block) gate(block);
-            for (int step = 0; step < steps; ++step) {
-                if (step == draw_at) order.draw();
-                if (issuer) {
-                    semaphore& full = smem.stage_full[stage.index];
-                    wait<wait_role::producer, wait_word::stage_free>(smem.stage_free[stage.index], stage.phase ^ 1,
-                                                                     G.guard);
-                    tma::expect_bytes(full, bytes);
-                    load_activations(G, smem.stages[stage.index], full, t, step * Config::RED_BLOCK, rank);
-                    load_weights(G, smem.stages[stage.index], full, t, step * Config::RED_BLOCK, rank);
+            auto load = [&](int from, int to) {
+                for (int step = from; step < to; ++step) {
+                    if (issuer()) {
+                        semaphore& full = acquire(G, smem, stage, tile_bytes);
+                        load_activations(G, smem.stages[stage.index], full, t, step * Config::RED_BLOCK, rank);
+                        load_weights(G, smem.stages[stage.index], full, t, step * Config::RED_BLOCK, rank);
+                    }
+                    stage.advance();
                 }
-                stage.advance();
+            };
+            if constexpr (Config::DRAW == task_draw::dispenser) {
+                // Two loops: in one, the compiler waits for the answer at the loop's next turn, since that might
+                // draw again.
+                load(0, steps / 2);
+                order.draw();
+                load(steps / 2, steps);
+            } else {
+                load(0, steps);
+                order.draw();
             }
             __syncwarp();
         }

@@ -4,10 +4,11 @@
 //   TKT_MAIN_LOOP        1        0 1 2           0 mma.sync, 1 wgmma (warpgroups share a tile), 2 wgmma ping-pong
 //   TKT_ROW_BLOCK        128      64 128 192 256  rows of a tile; at most 64, or a multiple of 64
 //   TKT_COL_BLOCK        256      64 .. 256       columns of a tile
-//   TKT_RED_BLOCK        64       64 128          reduction depth of a stage; K is a multiple
+//   TKT_RED_BLOCK        64       32 64 128       reduction depth of a stage; K is a multiple (32: mma.sync only)
 //   TKT_STAGES           4        2 ..            pipeline stages
 //   TKT_CONSUMER_WARPS   8        4 8 12 16       warps that multiply; wgmma: multiples of 4
 //   TKT_WARP_M, _WARP_N  16, CB   multiples of 16 mma.sync only: tile of one warp
+//   TKT_PRODUCER_WARPS   1        0 1             mma.sync only: 0, the first consumer warp feeds the ring as well
 //   TKT_CLUSTER          1        1 2             wgmma only: blocks that share an operand by in-cluster multicast
 //   TKT_OUT_SLOTS        2        1 2 3 4         wgmma only: 8 KB output slots of a warpgroup (ping-pong: of all)
 //   TKT_MMA_DEPTH        1        0 1             wgmma only: batches queued behind the running one
@@ -19,8 +20,8 @@
 // Tile rows move in pieces of 64 (a smaller ROW_BLOCK is one piece); a piece divides the problem's pad, a tile need
 // not: an expert's pieces are dealt evenly over as few tiles as hold them.
 //
-// Launch: grid = any multiple of TKT_CLUSTER up to the SM count, block = 32 × (consumer warps + 4, or + 1 with
-// mma.sync), dynamic shared memory = the value of `tktune_grouped_gemm_facts`, argument = gemm_globals by value.
+// Launch: grid = any multiple of TKT_CLUSTER up to the SM count, block = 32 × (consumer warps + 4, or with
+// mma.sync + TKT_PRODUCER_WARPS), dynamic shared memory = the value of `tktune_grouped_gemm_facts`, argument = gemm_globals by value.
 #include "../gemm/build_config.cuh"
 #include "../gemm/grouped_gemm.cuh"
 

@@ -21,6 +21,20 @@ TKT_DEVICE int lane_id() { return threadIdx.x % kWarpThreads; }
 // The shuffle tells the compiler that the value is the same in the whole warp, so role branches stay uniform.
 TKT_DEVICE int warp_id() { return __shfl_sync(0xffffffffu, threadIdx.x / kWarpThreads, 0); }
 
+// True in one lane of a converged warp, the same each time. The compiler then knows that one lane runs the branch, and
+// passes operands that must be uniform (the copy engine's) directly instead of in a loop over the lanes.
+TKT_DEVICE bool elect_lane() {
+    uint32_t elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "elect.sync _|p, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(elected));
+    return elected;
+}
+
 TKT_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // The global timer in units of 1024 ns: one register, and it wraps only after an hour.

@@ -26,7 +26,7 @@ TKT_DEVICE constexpr int index_of() {
 }
 }  // namespace detail
 
-// A tile type that is not listed cannot be moved by TMA; the box of its descriptor is one panel, ROWS × 64.
+// A tile type that is not listed cannot be moved by TMA; the box of its descriptor is one panel.
 template <typename T, typename... Tiles>
 struct gl {
     tensor_map maps[sizeof...(Tiles)];

@@ -56,19 +56,14 @@ template <typename Tile, bool ACROSS = false>
 TKT_DEVICE uint32_t piece_address(uint32_t base, int row, int col) {
     const int lane = lane_id();
     const int lane_row = ACROSS ? lane % 8 + lane / 16 * 8 : lane % 16, half = ACROSS ? lane / 8 % 2 : lane / 16;
-    const uint32_t of_lane = lane_row * kPanelRowBytes + (half ^ (lane % 8)) * 16;
-    return base + (col / kPanelCols) * Tile::kPanelBytes + row * kPanelRowBytes + (of_lane ^ (col % kPanelCols) * 2);
+    const uint32_t of_lane = lane_row * Tile::kRowBytes + (half ^ Tile::turn(lane % 8)) * 16;
+    return base + (col / Tile::kWide) * Tile::kPanelBytes + row * Tile::kRowBytes + (of_lane ^ (col % Tile::kWide) * 2);
 }
 
-// Rows [row, row+ROWS) and columns [col, col+COLS) of the shared tile, as the left operand of `mma`.
-template <int ROWS, int COLS, typename Tile>
-TKT_DEVICE void load(rt_bf<ROWS, COLS>& to, const Tile& from, int row, int col) {
-    const uint32_t base = from.address();
-#pragma unroll
-    for (int r = 0; r < ROWS / 16; ++r)
-#pragma unroll
-        for (int c = 0; c < COLS / 16; ++c)
-            tkt::detail::ldmatrix(to.v[r][c], piece_address<Tile>(base, row + 16 * r, col + 16 * c));
+// Strip `strip` of the left operand of `mma`: the 16 × 16 piece at (row, col) of the shared tile.
+template <int ROWS, typename Tile>
+TKT_DEVICE void load_strip(rt_bf<ROWS, 16>& to, int strip, const Tile& from, int row, int col) {
+    tkt::detail::ldmatrix(to.v[strip][0], piece_address<Tile>(from.address(), row, col));
 }
 
 // Sixteen columns of the right operand, 16 deep. `load_right` reads a tile whose rows are those columns,
@@ -104,6 +99,57 @@ TKT_DEVICE void store(Tile& to, const Acc& from, int strip, int from_col, int ro
         tkt::detail::stmatrix(piece_address<Tile>(base, row, col + 16 * c), pack_bf16(left[0], left[1]),
                               pack_bf16(left[2], left[3]), pack_bf16(right[0], right[1]),
                               pack_bf16(right[2], right[3]));
+    }
+}
+
+// Word j of lane q of each quad of lanes goes to place q of lane j.
+TKT_DEVICE void transpose_in_quads(uint32_t (&w)[4]) {
+    const bool odd = lane_id() & 1, high = lane_id() & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? w[i] : w[i + 1], 1);
+        w[i] = odd ? other : w[i];
+        w[i + 1] = odd ? w[i + 1] : other;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, high ? w[i] : w[i + 2], 2);
+        w[i] = high ? other : w[i];
+        w[i + 2] = high ? w[i + 2] : other;
+    }
+}
+
+// Rounds a register tile to bf16 and writes it to global memory at `at`, 16 bytes a lane: a quad turns four words
+// of eight columns into four runs of eight columns. Columns beyond the matrix are dropped; rows are the caller's.
+template <int ROWS, int COLS>
+TKT_DEVICE void store(bf16* to, int cols, const rt_fl<ROWS, COLS>& from, int row, int col) {
+    const int quad = lane_id() % 4;
+    auto put = [&](int r, int c, uint32_t (&w)[4]) {
+        transpose_in_quads(w);
+        if (c < cols)
+            *reinterpret_cast<uint4*>(to + static_cast<int64_t>(r) * cols + c) = make_uint4(w[0], w[1], w[2], w[3]);
+    };
+#pragma unroll
+    for (int strip = 0; strip < ROWS / 16; ++strip) {
+        const int top = row + 16 * strip + lane_id() / 4;
+#pragma unroll
+        for (int c = 0; c + 32 <= COLS; c += 32)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                uint32_t w[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    w[i] = pack_bf16(from.v[strip][c / 8 + i][2 * half], from.v[strip][c / 8 + i][2 * half + 1]);
+                put(top + 8 * half, col + c + 8 * quad, w);
+            }
+        if constexpr (COLS % 32 != 0) {  // sixteen columns more: both halves of the strip in one turn
+            constexpr int kLast = COLS / 8 - 2;
+            uint32_t w[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                w[i] = pack_bf16(from.v[strip][kLast + i % 2][i / 2 * 2], from.v[strip][kLast + i % 2][i / 2 * 2 + 1]);
+            put(top + 8 * (quad / 2), col + 8 * kLast + 8 * (quad % 2), w);
+        }
     }
 }
 

@@ -30,6 +30,21 @@ TKT_DEVICE bool try_wait(const semaphore& sem, uint32_t phase) {
     return done;
 }
 
+// Does not wait: a look ahead of time, so that the answer is there when it is needed.
+TKT_DEVICE bool test_wait(const semaphore& sem, uint32_t phase) {
+    uint32_t done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(shared_address(&sem)), "r"(phase)
+        : "memory");
+    return done;
+}
+
 // Bounded like every spin, but four times later: inside a block everyone ends up waiting for whoever waits at a
 // gate, and the report must name the gate. No abort here: it ends the gate's wait, and so this one.
 template <wait_role ROLE, wait_word WORD>

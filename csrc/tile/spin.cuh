@@ -17,9 +17,10 @@ struct spin_guard {
 // One report a module: the first wait that gives up keeps it. Never reset, since a trap ends the context.
 static __device__ int32_t spin_claimed = 0;
 
-enum class wait_role : int { producer, consumer, storer, gate, communicate, planner };
+enum class wait_role : int { producer, consumer, storer, gate, communicate, planner, combine, reduce };
 enum class wait_word : int {
-    stage_full, stage_free, task_full, task_free, out_full, out_free, turn, arrivals, signal, ids, blocks
+    stage_full, stage_free, task_full, task_free, out_full, out_free, turn, arrivals, signal, ids, blocks, landed,
+    watermark
 };
 
 namespace detail {
@@ -36,12 +37,14 @@ TKT_DEVICE constexpr uint64_t eight_characters(const char* name, int from) {
 }
 
 TKT_DEVICE constexpr const char* name_of(wait_role role) {
-    constexpr const char* kNames[] = {"producer", "consumer", "storer", "gate", "communicate", "planner"};
+    constexpr const char* kNames[] = {"producer", "consumer", "storer",  "gate",
+                                      "communicate", "planner", "combine", "reduce"};
     return kNames[static_cast<int>(role)];
 }
 TKT_DEVICE constexpr const char* name_of(wait_word word) {
     constexpr const char* kNames[] = {"stage_full", "stage_free", "task_full", "task_free", "out_full",
-                                      "out_free",   "turn",       "arrivals",  "signal", "ids", "blocks"};
+                                      "out_free",   "turn",       "arrivals",  "signal", "ids", "blocks",
+                                      "landed",     "watermark"};
     return kNames[static_cast<int>(word)];
 }
 

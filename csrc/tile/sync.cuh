@@ -27,6 +27,8 @@ template <int CONSUMER_WARPS, int PRODUCER_WARPS = 1>
 struct barrier_registry {
     using consumers = named_barrier<1, CONSUMER_WARPS * kWarpThreads>;
     using communicators = named_barrier<2, (CONSUMER_WARPS + PRODUCER_WARPS) * kWarpThreads>;
+    template <int WARPS>  // of the producers: those that load rows by index
+    using loaders = named_barrier<3, WARPS * kWarpThreads>;
 };
 
 TKT_DEVICE uint32_t cluster_rank() {

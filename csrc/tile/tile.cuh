@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base.cuh"
+#include "cp_async.cuh"
 #include "gl.cuh"
 #include "group.cuh"
 #include "mma.cuh"

@@ -84,8 +84,8 @@ TKT_DEVICE void load_async(st<T, ROWS, COLS>& to, const GL& from, coord at, sema
     using tile = st<T, ROWS, COLS>;
 #pragma unroll
     for (int p = 0; p < tile::kPanels; ++p)
-        detail::load_box<KEEP>(to.address() + p * tile::kPanelBytes, from.template map<st<T, ROWS, kPanelCols>>(),
-                               at.col + p * kPanelCols, at.row, sem);
+        detail::load_box<KEEP>(to.address() + p * tile::kPanelBytes, from.template map<st<T, ROWS, tile::kWide>>(),
+                               at.col + p * tile::kWide, at.row, sem);
 }
 
 template <keep KEEP = keep::normal, typename T, int ROWS, int COLS, typename GL>
@@ -95,7 +95,7 @@ TKT_DEVICE void load_async_multicast(st<T, ROWS, COLS>& to, const GL& from, coor
 #pragma unroll
     for (int p = 0; p < tile::kPanels; ++p)
         detail::load_box_multicast<KEEP>(to.address() + p * tile::kPanelBytes,
-                                         from.template map<st<T, ROWS, kPanelCols>>(), at.col + p * kPanelCols,
+                                         from.template map<st<T, ROWS, tile::kWide>>(), at.col + p * tile::kWide,
                                          at.row, sem, blocks);
 }
 

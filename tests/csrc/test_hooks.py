@@ -16,7 +16,8 @@ FORMS = [
     "MAIN_LOOP=2 COL_BLOCK=192 STAGES=5 OUT_SLOTS=3 MMA_DEPTH=1 DRAW=1",
     "ROW_BLOCK=256 COL_BLOCK=192 STAGES=3 WEIGHT_LAYOUT=0",
     "CLUSTER=2 WEIGHT_LAYOUT=0 PRODUCER_REGISTERS=56 CONSUMER_REGISTERS=224",
-    "MAIN_LOOP=0 WARP_M=64 WARP_N=32",
+    "MAIN_LOOP=0 WARP_M=64 WARP_N=32 DRAW=1",
+    "MAIN_LOOP=0 COL_BLOCK=256 RED_BLOCK=32 STAGES=4 WARP_M=64 WARP_N=64 PRODUCER_WARPS=0 WEIGHT_LAYOUT=0 DRAW=1",
 ]
 
 torch = pytest.importorskip("torch")
@@ -79,7 +80,9 @@ def run_probe(
     pointers += [words[i].data_ptr() for i in range(3)] + [expected.data_ptr()]
     hooks = struct.pack("<8Q4i", *pointers, blocks, kernel.resident - comm, withheld, 20_000)
     weights = inputs.enk if variant.enk else inputs.ekn
-    kernel.bind(inputs.activations, weights, inputs.outputs, inputs.walk(1), shape.pad, hooks)
+    kernel.bind(
+        inputs.activations, weights, inputs.outputs, inputs.walk(1, variant.row_block), shape.pad, hooks
+    )
     if abort:
         kernel.raise_abort()
     torch.cuda.synchronize()

@@ -32,7 +32,13 @@ MMA = [
     "TKT_MAIN_LOOP=0",
     "TKT_MAIN_LOOP=0 TKT_WARP_M=64 TKT_WARP_N=32 TKT_WEIGHT_LAYOUT=0",
     "TKT_MAIN_LOOP=0 TKT_WARP_M=32 TKT_WARP_N=64 TKT_DRAW=1",
+    "TKT_MAIN_LOOP=0 TKT_PRODUCER_WARPS=0 TKT_WARP_M=64 TKT_WARP_N=64 TKT_COL_BLOCK=256 TKT_RED_BLOCK=32 TKT_STAGES=4",
+    "TKT_MAIN_LOOP=0 TKT_PRODUCER_WARPS=0 TKT_WARP_M=64 TKT_WARP_N=64 TKT_ROW_BLOCK=256 TKT_RED_BLOCK=32 TKT_STAGES=4"
+    " TKT_WEIGHT_LAYOUT=0 TKT_DRAW=1",
+    "TKT_MAIN_LOOP=0 TKT_PRODUCER_WARPS=0 TKT_WARP_M=64 TKT_WARP_N=48 TKT_COL_BLOCK=192 TKT_RED_BLOCK=32 TKT_STAGES=4"
+    " TKT_WEIGHT_LAYOUT=0 TKT_DRAW=1",
 ]
+FED_BY_A_CONSUMER = MMA[3]
 
 
 def compile_cubin(source: Path, arch: str, defines: str, folder: Path) -> tuple[bytes, str]:
@@ -92,7 +98,9 @@ def test_mma_sync_variants_build_clean_within_99_kb(defines: str, arch: str, tmp
     inspect(KERNEL, arch, defines, tmp_path, SMALL_SMEM)
 
 
-@pytest.mark.parametrize(("arch", "defines"), [("90a", WGMMA[0]), ("120a", MMA[0])])
+@pytest.mark.parametrize(
+    ("arch", "defines"), [("90a", WGMMA[0]), ("120a", MMA[0]), ("120a", FED_BY_A_CONSUMER)]
+)
 def test_a_kernel_with_hooks_builds_clean(arch: str, defines: str, tmp_path: Path) -> None:
     inspect(PROBE, arch, defines, tmp_path, LARGE_SMEM if arch == "90a" else SMALL_SMEM)
 
@@ -116,5 +124,22 @@ def test_the_rest_of_the_tile_layer_builds_without_driver_calls(arch: str, tmp_p
 
 
 def test_a_variant_that_cannot_work_is_refused_in_words(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="the output tile is laid over one stage"):
-        compile_cubin(KERNEL, "90a", "TKT_MAIN_LOOP=0 TKT_COL_BLOCK=256", tmp_path)
+    with pytest.raises(AssertionError, match="the warps' tiles cover the block's"):
+        compile_cubin(KERNEL, "90a", "TKT_MAIN_LOOP=0 TKT_COL_BLOCK=256 TKT_WARP_N=64", tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("cuobjdump") is None, reason="cuobjdump is not on PATH: SASS cannot be read")
+@pytest.mark.parametrize("arch", ["90", "120a"])
+def test_a_consumer_that_feeds_never_stops_for_a_load_or_an_answer(arch: str, tmp_path: Path) -> None:
+    """Between two steps: no loop over the lanes around a TMA load, and the dispenser's answer is not shuffled at once."""
+    defines = f"{FED_BY_A_CONSUMER} TKT_DRAW=1 TKT_WEIGHT_LAYOUT=0"
+    (tmp_path / "variant.cubin").write_bytes(compile_cubin(KERNEL, arch, defines, tmp_path)[0])
+    dump = ["cuobjdump", "-sass", str(tmp_path / "variant.cubin")]
+    sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
+    instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;]+);", sass)
+    assert any("ATOMG.E.INC" in text for text in instructions)
+    for place, text in enumerate(instructions):
+        if "UTMALDG" in text:
+            assert not any("BRA.U.ANY" in after for after in instructions[place : place + 3]), text
+        if "ATOMG.E.INC" in text:
+            assert not any("SHFL" in after for after in instructions[place : place + 16]), text

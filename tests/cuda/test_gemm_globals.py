@@ -14,6 +14,7 @@ from tktune.core.paths import csrc_root
 from tktune.families import control_page
 from tktune.families.cuda import gemm_globals as mirror
 from tktune.families.cuda.gemm_globals import GemmGlobals, Guard, View, boxes_of, walk_entries
+from tktune.families.cuda.tensor_map import SWIZZLE_64B, SWIZZLE_128B, MapKey
 
 LAYOUT = """
 #include "gemm/build_config.cuh"
@@ -86,10 +87,22 @@ def test_a_spin_limit_is_told_in_units_of_1024_ns_and_never_zero():
 
 def test_boxes_follow_the_pieces_of_a_tile():
     part = Config(ROW_BLOCK=256, COL_BLOCK=192, RED_BLOCK=64, CLUSTER=2)
-    assert boxes_of(part, "enk") == mirror.Boxes(64, 96, 64)
-    assert boxes_of(part, "ekn") == mirror.Boxes(64, 64, 64)
-    assert boxes_of(Config(ROW_BLOCK=64, COL_BLOCK=128, RED_BLOCK=128), "enk") == mirror.Boxes(64, 128, 64)
-    assert boxes_of(Config(ROW_BLOCK=32, COL_BLOCK=128, RED_BLOCK=128), "ekn") == mirror.Boxes(32, 128, 32)
+    box, boxes = mirror.Box, mirror.Boxes
+    assert boxes_of(part, "enk") == boxes(box(64, 64), box(96, 64), box(64, 64))
+    assert boxes_of(part, "ekn") == boxes(box(64, 64), box(64, 64), box(64, 64))
+    deep = Config(ROW_BLOCK=64, COL_BLOCK=128, RED_BLOCK=128)
+    assert boxes_of(deep, "enk") == boxes(box(64, 64), box(128, 64), box(64, 64))
+    low = Config(ROW_BLOCK=32, COL_BLOCK=128, RED_BLOCK=128)
+    assert boxes_of(low, "ekn") == boxes(box(32, 64), box(128, 64), box(32, 64))
+
+
+def test_a_stage_of_32_has_boxes_of_32_along_the_reduction_and_their_swizzle():
+    box, boxes = mirror.Box, mirror.Boxes
+    part = Config(ROW_BLOCK=128, COL_BLOCK=256, RED_BLOCK=32)
+    assert boxes_of(part, "enk") == boxes(box(64, 32), box(256, 32), box(64, 64))
+    assert boxes_of(part, "ekn") == boxes(box(64, 32), box(32, 64), box(64, 64))
+    swizzles = {cols: MapKey(0, 1, 64, 64, cols).swizzle for cols in (32, 64)}
+    assert swizzles == {32: SWIZZLE_64B, 64: SWIZZLE_128B}
 
 
 def test_a_walk_orders_experts_by_rows_and_ties_by_index():

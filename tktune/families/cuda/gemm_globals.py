@@ -7,8 +7,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tktune.core.config import Config
+from tktune.families.cuda.tensor_map import PANEL_COLS
 
 ACTIVATIONS, WEIGHTS, OUTPUTS, WALK, DISPENSER, GUARD = 0, 192, 384, 576, 584, 592
 NUM_EXPERTS, REDUCTION, COLS, PAD, RASTER_ROWS, TURN_BACK = 616, 620, 624, 628, 632, 636
@@ -92,22 +94,29 @@ class GemmGlobals:
         return self.activations.packed() + self.weights.packed() + self.outputs.packed() + tail
 
 
+class Box(NamedTuple):
+    """A TMA box: one panel of a tile, in elements. Its rows are swizzled over their own bytes."""
+
+    rows: int
+    cols: int = PANEL_COLS
+
+
 @dataclass(frozen=True)
 class Boxes:
-    """Rows of the TMA boxes of one variant (`geometry::a_box`, `b_box`, `c_piece`); all are 64 columns wide."""
+    """The TMA boxes of one variant (`geometry::a_box`, `b_box`, `c_piece`)."""
 
-    activations: int
-    weights: int
-    outputs: int
+    activations: Box
+    weights: Box
+    outputs: Box
 
 
 def boxes_of(build_part: Config, weight_layout: str) -> Boxes:
-    row = build_part.number("ROW_BLOCK")
+    row, depth = build_part.number("ROW_BLOCK"), build_part.number("RED_BLOCK")
     piece = 64 if row >= 128 else row
     cluster = build_part.number("CLUSTER") if "CLUSTER" in build_part else 1
-    enk = weight_layout == "enk"
-    weights = build_part.number("COL_BLOCK") // cluster if enk else build_part.number("RED_BLOCK")
-    return Boxes(piece, weights, piece)
+    deep = min(depth, PANEL_COLS)
+    weights = Box(build_part.number("COL_BLOCK") // cluster, deep) if weight_layout == "enk" else Box(depth)
+    return Boxes(Box(piece, deep), weights, Box(piece))
 
 
 WALKS = ("longest", "shortest", "index")

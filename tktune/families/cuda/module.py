@@ -62,6 +62,18 @@ class Module:
             ) from error
         self.resident_blocks = self._resident(sm_count)
 
+    def entry(self, name: str, smem_bytes: int = 0) -> Handle:
+        """Another kernel of the artifact, allowed `smem_bytes` of dynamic shared memory. Raises `DeviceError`."""
+        found: Handle = check(cu.cuModuleGetFunction(self._handle, name.encode()))
+        if smem_bytes:
+            attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(cu.cuFuncSetAttribute(found, attribute, smem_bytes))
+        return found
+
+    def words(self, symbol: str, count: int) -> list[int]:
+        """`count` int32 words of a device symbol. Raises `DeviceError`, `ArtifactError`."""
+        return self._words(symbol, count)
+
     def _words(self, symbol: str, count: int) -> list[int]:
         address, nbytes = check(cu.cuModuleGetGlobal(self._handle, symbol.encode()))
         if nbytes != 4 * count:

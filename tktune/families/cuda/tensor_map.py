@@ -1,4 +1,4 @@
-"""TMA descriptors of row-major bf16 matrices, encoded once for each (pointer, shape, box, swizzle).
+"""TMA descriptors of row-major bf16 matrices, encoded once for each (pointer, shape, box).
 
 The kernels take descriptors by value inside their globals; what is kept here is the encoded form.
 """
@@ -14,7 +14,7 @@ from tktune.families.cuda.driver import failed
 
 MAP_BYTES = 128
 PANEL_COLS = 64  # a box is one panel: 64 bf16, the 128 bytes of the widest swizzle
-SWIZZLE_128B = 3
+SWIZZLE_64B, SWIZZLE_128B = 2, 3  # of CUtensorMapSwizzle
 _BFLOAT16, _L2_PROMOTION_256B = 9, 3  # of CUtensorMapDataType and CUtensorMapL2promotion
 _KEPT = 4096
 
@@ -26,8 +26,12 @@ class MapKey(NamedTuple):
     rows: int
     cols: int
     box_rows: int
-    box_cols: int = PANEL_COLS
-    swizzle: int = SWIZZLE_128B
+    box_cols: int = PANEL_COLS  # or half of it
+
+    @property
+    def swizzle(self) -> int:
+        """Over the whole row of a box, as the shared tile expects it (csrc/tile/st.cuh)."""
+        return SWIZZLE_128B if self.box_cols == PANEL_COLS else SWIZZLE_64B
 
 
 class TensorMaps:

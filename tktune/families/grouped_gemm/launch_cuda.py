@@ -19,6 +19,7 @@ from tktune.families.cuda.driver import attach, current_stream, load_lazily, mem
 from tktune.families.cuda.gemm_globals import (
     DISPENSER_WORDS,
     GLOBALS_BYTES,
+    Box,
     GemmGlobals,
     Guard,
     View,
@@ -33,11 +34,11 @@ from tktune.families.cuda.tensor_map import MapKey, TensorMaps
 KEPT_CASES_SHARE = 8  # inputs and references may take 1/8 of the device's memory
 
 
-def matrix_view(maps: TensorMaps, matrix: torch.Tensor, box_rows: int) -> View:
+def matrix_view(maps: TensorMaps, matrix: torch.Tensor, box: Box) -> View:
     """A contiguous bf16 tensor as its rows × last dimension."""
     cols = matrix.shape[-1]
     rows = matrix.numel() // cols if cols else 0
-    encoded = maps.get(MapKey(matrix.data_ptr(), rows, cols, box_rows))
+    encoded = maps.get(MapKey(matrix.data_ptr(), rows, cols, *box))
     return View(encoded, matrix.data_ptr(), rows, cols)
 
 

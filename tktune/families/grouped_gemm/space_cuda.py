@@ -1,4 +1,4 @@
-"""The grouped GEMM on GPUs: build parameters of the wgmma and mma.sync main loops, the rules that the kernel
+"""The grouped GEMM on GPUs: build parameters of the wgmma main loops (mma.sync: `space_mma`), the rules that the kernel
 template asserts (`csrc/gemm/config.cuh`), defines and the cost of its tiles.
 
 Other families whose compute role is this GEMM take these and add their own.
@@ -22,19 +22,19 @@ from tktune.families.formulas import (
     waves,
     within_bytes,
 )
+from tktune.families.grouped_gemm import space_mma
+from tktune.families.grouped_gemm.space_mma import DEFAULT_MMA_SYNC, MMA_SYNC
 
 MAIN_LOOPS = {"mma_sync": 0, "wgmma": 1, "wgmma_pingpong": 2}
 DRAWS = {"stride": 0, "dispenser": 1}
 # setmaxnreg of a wgmma block by consumer warps: (producer warpgroup, consumer warpgroups).
 WGMMA_REGISTERS = {4: (40, 232), 8: (40, 232), 12: (56, 152)}
-# R2: addresses and loop state of a consumer thread, beside its accumulators and fragments.
-LOOP_REGISTERS = {"mma_sync": 24, "wgmma": 32, "wgmma_pingpong": 32}
-PRODUCER_WARPS = {"wgmma": 4, "wgmma_pingpong": 4, "mma_sync": 1}
+LOOP_REGISTERS = 32  # R2: addresses and loop state of a wgmma consumer thread, beside its accumulators
+PRODUCER_WARPS = 4  # of a wgmma block
 OUT_SLOT_BYTES = 64 * 128
 TASK_SLOTS, TASK_BYTES = 2, 16
 PIECE_ROWS = 64  # tiles of 128 rows and more move in pieces
 MMA_OUT_SLOTS = 2  # TKT_OUT_SLOTS where it is not given; mma.sync has its semaphores, and no slots
-CHUNKS_AHEAD = 4  # 16 × 16 pieces of the weights that an mma.sync warp fetches early
 MOST_GROUP_ROWS = 128  # of one warpgroup: two strips of 64 rows
 
 _WGMMA = (
@@ -51,15 +51,6 @@ _WGMMA = (
         "OUT_SLOTS", (1, 2, 3), "build", "8 KB output slots of a warpgroup; of all when they take turns"
     ),
     Parameter("MMA_DEPTH", (0, 1), "build", "batches of tensor work queued behind the running one"),
-    Parameter("DRAW", ("stride", "dispenser"), "build", "how a block gets its next task"),
-)
-_MMA_SYNC = (
-    Parameter("ROW_BLOCK", (64, 128), "build", "rows of an output tile"),
-    Parameter("COL_BLOCK", (64, 128, 192, 256), "build", "columns of an output tile"),
-    Parameter("RED_BLOCK", (64, 128), "build", "depth of one pipeline stage along hidden"),
-    Parameter("STAGES", (2, 3, 4, 5, 6), "build", "stages between the producer and its consumers"),
-    Parameter("CONSUMER_WARPS", (4, 8), "build", "warps that multiply"),
-    Parameter("WARP_M", (16, 32, 64), "build", "rows of one warp's tile; its columns follow"),
     Parameter("DRAW", ("stride", "dispenser"), "build", "how a block gets its next task"),
 )
 RASTER_ROWS = Parameter(
@@ -80,11 +71,8 @@ DEFAULT_WGMMA = Config(
     MMA_DEPTH=1,
     DRAW="stride",
 )
-DEFAULT_MMA_SYNC = Config(
-    ROW_BLOCK=128, COL_BLOCK=128, RED_BLOCK=64, STAGES=3, CONSUMER_WARPS=8, WARP_M=16, DRAW="stride"
-)
 # Rough rates for ranking only: dense bf16 FLOP/s of one SM by main loop, bytes/s one SM gathers, of the link.
-SM_FLOPS = {"wgmma": 5.6e12, "wgmma_pingpong": 5.7e12, "mma_sync": 2.9e12}
+SM_FLOPS = {"wgmma": 5.6e12, "wgmma_pingpong": 5.7e12, "mma_sync": 5.6e12}
 SM_GATHERED = 52e9
 LINK_BYTES = {"nvlink": 330e9, "pcie": 45e9}
 
@@ -95,7 +83,7 @@ def uses_wgmma(device: DeviceClass) -> bool:
 
 
 def build_parameters(device: DeviceClass) -> tuple[Parameter, ...]:
-    return _WGMMA if uses_wgmma(device) else _MMA_SYNC
+    return _WGMMA if uses_wgmma(device) else MMA_SYNC
 
 
 def default_build(device: DeviceClass) -> Config:
@@ -111,7 +99,14 @@ def cluster(config: Config) -> int:
 
 
 def threads(config: Config) -> int:
-    return 32 * (config.number("CONSUMER_WARPS") + PRODUCER_WARPS[main_loop(config)])
+    producers = config.number("PRODUCER_WARPS") if main_loop(config) == "mma_sync" else PRODUCER_WARPS
+    return 32 * (config.number("CONSUMER_WARPS") + producers)
+
+
+def task_slots(config: Config) -> int:
+    """Published tasks that a block holds: a warp that loads between its own steps runs up to STAGES - 1 tasks ahead."""
+    fed_by_consumer = config.get("PRODUCER_WARPS", 1) == 0
+    return config.number("STAGES") if fed_by_consumer else TASK_SLOTS
 
 
 def piece_rows(config: Config) -> int:
@@ -134,15 +129,9 @@ def smem_bytes(config: Config) -> int:
     rings = 1 if main_loop(config) == "wgmma_pingpong" else warpgroups
     slots = rings * (config.number("OUT_SLOTS") if "OUT_SLOTS" in config else MMA_OUT_SLOTS)
     out = slots * OUT_SLOT_BYTES if main_loop(config) != "mma_sync" else 0
-    semaphores = 8 * 2 * (stages + TASK_SLOTS + slots + warpgroups)
-    return round_up(stages * (row + col) * red * 2 + out + 16 + semaphores + TASK_SLOTS * TASK_BYTES, 1024)
-
-
-def warp_n(config: Config) -> int:
-    """Columns of one mma.sync warp's tile (0 when the warps cannot tile the block)."""
-    area = config.number("ROW_BLOCK") * config.number("COL_BLOCK")
-    share = config.number("WARP_M") * config.number("CONSUMER_WARPS")
-    return area // share if area % share == 0 else 0
+    semaphores = 8 * (2 * (stages + task_slots(config) + slots + warpgroups) + 1)
+    tasks = task_slots(config) * TASK_BYTES
+    return round_up(stages * (row + col) * red * 2 + out + 16 + semaphores + tasks, 1024)
 
 
 def accumulators(config: Config) -> int:
@@ -152,10 +141,8 @@ def accumulators(config: Config) -> int:
 
 
 def fragments(config: Config) -> int:
-    """R2: registers of one mma.sync thread that hold fragments; wgmma reads its operands from shared memory."""
-    if main_loop(config) != "mma_sync":
-        return 0
-    return config.number("WARP_M") // 2 + 4 * min(CHUNKS_AHEAD, warp_n(config) // 16)
+    """R2: registers of one thread that hold fragments; wgmma reads its operands from shared memory."""
+    return space_mma.fragments(config) if main_loop(config) == "mma_sync" else 0
 
 
 def consumer_registers(config: Config, device: DeviceClass) -> int:
@@ -167,7 +154,13 @@ def consumer_registers(config: Config, device: DeviceClass) -> int:
 
 def build_constraints(device: DeviceClass) -> list[Constraint]:
     names = tuple(p.name for p in build_parameters(device))
-    shapes = ("ROW_BLOCK", "COL_BLOCK", "CONSUMER_WARPS", "MAIN_LOOP" if uses_wgmma(device) else "WARP_M")
+    wgmma = uses_wgmma(device)
+    shapes = (
+        "ROW_BLOCK",
+        "COL_BLOCK",
+        "CONSUMER_WARPS",
+        *(("MAIN_LOOP",) if wgmma else ("WARP_M", "PRODUCER_WARPS")),
+    )
     sizes = tuple(n for n in names if n not in ("DRAW", "MMA_DEPTH", "WARP_M"))
     constraints = [
         Constraint("tma_alignment", "rows are multiples of 16 bytes (TMA)", _tma_alignment, (), _aligned),
@@ -181,7 +174,7 @@ def build_constraints(device: DeviceClass) -> list[Constraint]:
         divides("RED_BLOCK", "hidden"),
         Constraint("tma_box", "a TMA box has at most 256 rows", _tma_box, sizes),
     ]
-    if uses_wgmma(device):
+    if wgmma:
         constraints += [
             Constraint(
                 "warpgroups_tile_the_block", "warpgroups share 64 × 64 units evenly", _warpgroups, shapes
@@ -209,15 +202,7 @@ def build_constraints(device: DeviceClass) -> list[Constraint]:
             ),
         ]
     else:
-        constraints += [
-            Constraint("warps_tile_the_block", "warps tile the block in 16 × 16 units", _warps, shapes),
-            Constraint(
-                "output_overlays_a_stage",
-                "the output tile fits over one stage",
-                _overlay,
-                ("ROW_BLOCK", "COL_BLOCK", "RED_BLOCK"),
-            ),
-        ]
+        constraints.append(space_mma.tiles_constraint())
     constraints += [
         Constraint("registers", "accumulators and fragments fit a thread's registers", _registers, shapes),
         within_bytes(smem_bytes, sizes, lambda device: device.smem_optin_bytes),
@@ -234,7 +219,7 @@ def build_spec(family: str, build_part: Config, problem: Problem, device: Device
     defines["TKT_DRAW"] = str(DRAWS[str(build_part["DRAW"])])
     defines["TKT_WEIGHT_LAYOUT"] = str(WEIGHT_LAYOUT_CODES[problem.weight_layout])
     if main_loop(build_part) == "mma_sync":
-        defines["TKT_WARP_N"] = str(warp_n(build_part))
+        defines["TKT_WARP_N"] = str(space_mma.warp_n(build_part))
     else:
         producer, consumer = WGMMA_REGISTERS[build_part.number("CONSUMER_WARPS")]
         defines["TKT_PRODUCER_REGISTERS"] = str(producer)
@@ -265,9 +250,10 @@ def compute_us(config: Config, problem: Problem, device: DeviceClass, blocks: in
     # A deeper ring and a larger tile hide more; a tile below 128 × 256 reads its operands more often.
     reuse = min(1.0, (row * col / (row + col)) / 85.0)
     depth = 1 - 0.5 ** config.number("STAGES")
-    task_us = (
-        1e6 * 2 * row * col * problem.hidden / (SM_FLOPS[main_loop(config)] * depth * (0.4 + 0.6 * reuse))
-    )
+    rate = SM_FLOPS[main_loop(config)] * depth * (0.4 + 0.6 * reuse)
+    if main_loop(config) == "mma_sync":
+        rate *= space_mma.tensor_share(config)
+    task_us = 1e6 * 2 * row * col * problem.hidden / rate
     dealt = waves(tasks, blocks) if config["DRAW"] == "stride" else tasks / max(1, blocks) + 0.5
     return dealt * task_us
 
@@ -346,27 +332,10 @@ def _register_pool(config: Config, problem: Problem, device: DeviceClass) -> str
     return None if asked <= pool else f"the roles ask for {asked} registers, the block has {pool}"
 
 
-def _warps(config: Config, problem: Problem, device: DeviceClass) -> str | None:
-    row, col, height, width = (
-        config.number("ROW_BLOCK"),
-        config.number("COL_BLOCK"),
-        config.number("WARP_M"),
-        warp_n(config),
-    )
-    fits = row % height == 0 and height <= piece_rows(config)
-    if fits and width and width % 16 == 0 and col % width == 0:
-        return None
-    return f"{config['CONSUMER_WARPS']} warps of {height} rows cannot tile {row} × {col} in 16 × 16 units"
-
-
-def _overlay(config: Config, problem: Problem, device: DeviceClass) -> str | None:
-    row, col, red = config.number("ROW_BLOCK"), config.number("COL_BLOCK"), config.number("RED_BLOCK")
-    out, stage = row * col * 2, red * (row + col) * 2
-    return None if out <= stage else f"the output tile of {out} bytes is larger than a stage of {stage}"
-
-
 def _registers(config: Config, problem: Problem, device: DeviceClass) -> str | None:
     """R1 and R2: accumulators and what stands beside them fit the registers of a consumer thread."""
-    needed = accumulators(config) + fragments(config) + LOOP_REGISTERS[main_loop(config)]
+    mma = main_loop(config) == "mma_sync"
+    loop = space_mma.LOOP_REGISTERS[config.number("PRODUCER_WARPS")] if mma else LOOP_REGISTERS
+    needed = accumulators(config) + fragments(config) + loop
     given = consumer_registers(config, device)
     return None if needed <= given else f"a consumer thread needs about {needed} registers and has {given}"
