@@ -42,6 +42,35 @@ enum tkt_order { TKT_ORDER_SLOT = 0, TKT_ORDER_TOKEN = 1 };
 enum tkt_raster { TKT_RASTER_ROWS = 0, TKT_RASTER_COLS = 1 };
 enum tkt_roles { TKT_COMMUNICATE = 1, TKT_COMPUTE = 2, TKT_GATED = 4 };
 
+// Which side forms the weighted sums of gemm_combine: the rank that holds the rows, or the rank that holds the token.
+enum tkt_form { TKT_FORM_PREREDUCE = 0, TKT_FORM_PULL = 1 };
+
+// What gemm_combine reads and writes beside tkt_globals, whose `out` is rows[rank]. Words only grow, but for `counters`,
+// which the launch's tail zeroes. G = signal_groups: a pad block is announced in so many runs of columns.
+typedef struct {
+    int32_t bytes;              // sizeof(tkt_combine), so that both sides speak of one layout
+    int32_t form;               // tkt_form
+    int32_t signal_groups;
+    int32_t rows_in_flight;     // jobs a thread holds at once
+    int32_t num_reduce_blocks;  // the highest blocks, which sum partial rows in the end
+    int32_t num_jobs;
+    uint64_t epoch;             // greater with every launch, the same on all ranks
+    const int32_t* jobs;        // (num_jobs): item * G + group; an item is a pull token (prereduce) or an own token
+    const float* topk_weights;  // (world, tokens, top_k)
+    const int32_t* push_expected;  // (world): pull tokens of each rank
+    const int32_t* final_contrib;  // (tokens, world): whether that rank holds rows of that own token
+    const int32_t* owners;         // (tokens, top_k): the rank that holds each assignment of own tokens
+    const int32_t* owner_slots;    // (tokens, top_k): its slot there
+    uint16_t* y;                   // (tokens, cols): the weighted sums
+    int32_t* counters;             // 48 + num_pad_blocks * G, zero between launches
+    int32_t num_counters;
+    int32_t landed_stride;              // words of one rank among `landed`, at least its pad blocks * G
+    uint16_t* rows[TKT_MAX_WORLD];      // each rank's expert rows, (P, cols); symmetric
+    uint16_t* staging[TKT_MAX_WORLD];   // on each rank, (world, tokens, cols): plane d is written by rank d only
+    uint64_t* watermarks[TKT_MAX_WORLD];  // on each rank, (world): rank d, and nobody else, says that its plane is whole
+    uint64_t* landed[TKT_MAX_WORLD];      // on each rank, (world, landed_stride): block * G + group of rank d has landed
+} tkt_combine;
+
 // Everything one launch reads and writes. Row-major; P = num_pad_blocks * pad rows; bf16 is uint16_t.
 typedef struct {
     int32_t rank, world;
@@ -65,6 +94,7 @@ typedef struct {
     int32_t num_comp_blocks, num_comm_blocks;
     int32_t order, raster, backoff;     // backoff: pauses before a wait starts to yield
     int32_t roles;                      // which roles run, and whether compute is gated
+    const tkt_combine* combine;         // gemm_combine only; else null
 } tkt_globals;
 
 typedef struct {

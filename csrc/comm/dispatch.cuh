@@ -1,6 +1,7 @@
-// The dispatch role: resident blocks draw waves of rows, fetch each from the rank that has it and store it to every
-// local slot that wants it; the gate on the other side. It waits for no block and no rank, so that whoever waits for
-// it is always served.
+// The dispatch role: resident blocks draw waves of rows and fetch each from the rank that has it. Gathered: a row is
+// stored to every local slot that wants it. Indexed: it is stored once, to its place among all ranks' tokens, and this
+// rank's own rows stay where they are. The gate is on the other side. The role waits for no block and no rank, so that
+// whoever waits for it is always served.
 #pragma once
 
 #include "dispatch_config.cuh"
@@ -21,13 +22,14 @@ struct slot_place {
 };
 
 // One warp of a communicating block. Items are the slots of the head, then the tokens that are wanted, each for its
-// slots beyond the head. Slot by slot the first pad blocks are complete soonest; token by token no row is fetched
+// slots beyond the head (indexed: no head, and own tokens need no fetching). Slot by slot the first pad blocks are complete soonest; token by token no row is fetched
 // twice. An item in flight holds one row slot from the issue of its load until its stores are performed; loads run
 // `warp_slots - pending` items ahead of the stores. The first lane issues and waits; lanes look up destinations and
 // count arrivals.
 template <typename Globals>
 struct dispatch_warp {
     static constexpr uint32_t kAll = 0xffffffffu;
+    static constexpr bool kIndexed = Globals::kIndexed;
 
     const Globals& G;
     semaphore* const full;     // of this warp's slots
@@ -41,13 +43,14 @@ struct dispatch_warp {
     uint32_t waiting = 0;        // lanes whose item of the current wave is not fetched yet
     int2 request{-1, -1};
     int held = 0;                // lane s: the item in slot s
+    int held_row = 0;            // lane s: indexed: where that item's row goes
 
     TKT_DEVICE dispatch_warp(const Globals& G, char* memory, int draws)
         : G(G),
           full(reinterpret_cast<semaphore*>(memory) + warp_id() * G.warp_slots),
           rows(memory + kSlotReserveBytes + static_cast<int64_t>(warp_id()) * G.warp_slots * G.gemm.reduction * 2),
           row_bytes(G.gemm.reduction * 2),
-          head(min(G.head, __ldg(G.plan + kPlanRows))),
+          head(kIndexed ? 0 : min(G.head, __ldg(G.plan + kPlanRows))),
           num_items(head < __ldg(G.plan + kPlanRows) ? head + __ldg(G.plan + kPlanTokens) : head),
           draws(draws) {}
 
@@ -84,7 +87,10 @@ struct dispatch_warp {
             if (lane_id() < G.wave && item < head) request = __ldg(G.pull_indices + item);
             if (lane_id() < G.wave && item >= head && item < num_items) {
                 request = __ldg(G.pull_tokens + (item - head));
-                prefetch(slots_of(item));  // looked up when the row is here
+                if (kIndexed && request.x == G.gemm.guard.rank)
+                    request.x = -1;
+                else
+                    prefetch(slots_of(item));  // looked up when the row is here
             }
             waiting = __ballot_sync(kAll, request.x >= 0);
         }
@@ -95,23 +101,33 @@ struct dispatch_warp {
         const int lane = __ffs(waiting) - 1;
         waiting &= waiting - 1;
         const int source = __shfl_sync(kAll, request.x, lane), token = __shfl_sync(kAll, request.y, lane);
-        if (lane_id() == slot) held = first + lane;
+        if (lane_id() == slot) {
+            held = first + lane;
+            held_row = source * G.tokens[source].rows + token;
+        }
         if (lane_id() == 0) {
             tma::expect_bytes(full[slot], row_bytes);
             tma::load_bytes(row(slot), G.tokens[source].at(token, 0), row_bytes, full[slot]);
         }
     }
 
+    TKT_DEVICE void store_to(int64_t row_index, int slot) const {
+        if (lane_id() == 0) tma::store_bytes(G.gathered + row_index * G.gemm.reduction, row(slot), row_bytes);
+    }
+
     TKT_DEVICE void store(int slot) {
+        if constexpr (kIndexed) {
+            store_to(__shfl_sync(kAll, held_row, slot), slot);
+            if (lane_id() == 0) tma::commit();
+            return;
+        }
         const int item = __shfl_sync(kAll, held, slot);
         for (int base = 0; base < fan(item); base += kWarpThreads) {
             const int to = destination(item, base + lane_id());
             // Rolled and warp-uniform: the copy engine's operands live in uniform registers.
 #pragma unroll 1
-            for (uint32_t left = __ballot_sync(kAll, to >= 0); left; left &= left - 1) {
-                const int64_t at = __shfl_sync(kAll, to, __ffs(left) - 1);
-                if (lane_id() == 0) tma::store_bytes(G.gathered + at * G.gemm.reduction, row(slot), row_bytes);
-            }
+            for (uint32_t left = __ballot_sync(kAll, to >= 0); left; left &= left - 1)
+                store_to(__shfl_sync(kAll, to, __ffs(left) - 1), slot);
         }
         if (lane_id() == 0) tma::commit();
     }
@@ -187,10 +203,20 @@ TKT_DEVICE void dispatch(const Globals& G, int draws) {
     if (warp_id() < G.comm_warps) dispatch_warp<Globals>(G, shared_memory, draws).run();
 }
 
-// Returns when every row of a pad block has arrived (padding counts from the start) and TMA may read them.
+// Returns when every row of a pad block has arrived (padding counts from the start) and may be read. A row was written
+// by the async proxy; its writer waited until the write was performed, which orders it before the writer's own generic
+// proxy, and then released. So TMA needs a fence after the acquire here, and the ordinary copies by index need none.
 template <typename Globals>
 struct dispatch_gate {
     const Globals& G;
+
+    using entry = int2;  // source rank and token
+    TKT_DEVICE entry look_up(int slot) const { return __ldg(G.pull_indices + slot); }
+    TKT_DEVICE int row_of(entry found) const {
+        const bool real = found.x >= 0;
+        return (real ? found.x : G.gemm.guard.rank) * G.tokens[0].rows + (real ? found.y : 0);
+    }
+    TKT_DEVICE bool waits() const { return G.roles & kGated; }
 
     TKT_DEVICE void operator()(int pad_block) const {
         if (!(G.roles & kGated)) return;
@@ -198,7 +224,7 @@ struct dispatch_gate {
         spin_until<wait_role::gate, wait_word::arrivals, 32>(
             G.gemm.guard, pad_block, G.gemm.pad, [&] { return look(word) >= G.gemm.pad; },
             [&] { return static_cast<int64_t>(look(word)); });
-        fence_async();
+        if constexpr (!Globals::kIndexed) fence_async();
     }
 };
 

@@ -26,18 +26,19 @@ constexpr int kMostSlots = kSlotReserveBytes / sizeof(semaphore);
 // The launch arguments; the host mirrors this layout (tktune/families/cuda/dispatch_globals.py).
 template <typename Config, int WORLD>
 struct dispatch_globals {
-    gemm_globals<Config> gemm;    // `activations` is the gathered buffer below; `guard` and `pad` serve both roles
-    bf16* gathered;               // (capacity, K)
+    static constexpr bool kIndexed = Config::ACTIVATIONS == activation_rows::indexed;
+    gemm_globals<Config> gemm;    // `activations` is the buffer below; `guard` and `pad` serve both roles
+    bf16* gathered;               // (capacity, K) by slot; indexed: (WORLD × tokens, K) by source and token
     const int32_t* plan;          // 3 words
     const int2* pull_indices;     // (rows): source rank and token of a slot; -1 on padding
     const int2* pull_tokens;      // (tokens): source rank and token, in pull order
     const int32_t* pull_slots;    // (tokens, top_k): their slots here, -1 where the expert is elsewhere
-    const int32_t* slack;         // (blocks): padding rows of each pad block
+    const int32_t* slack;         // (blocks): rows that nobody brings: padding; indexed: also those of this rank
     int32_t* arrivals;            // (blocks): slack and arrived rows; a block is complete at `pad`
     int32_t* queue;               // 3 words, zero between launches
     int32_t roles;
     int32_t num_comp_blocks;      // the lowest blocks compute, the others communicate (and then join)
-    int32_t head;                 // the first rows are fetched slot by slot, the rest once a token
+    int32_t head;                 // gathered: the first rows are fetched slot by slot, the rest once a token
     int32_t top_k;
     int32_t wave;                 // rows or tokens a warp draws at once, at most 32
     int32_t opening;              // waves that each warp of a compute block brings before its first task

@@ -1,5 +1,5 @@
 // What every CPU artifact exports: its facts, launch, barrier and close. The source that includes this defines
-// TKT_FAMILY before and `kernel` after. An artifact's machine is its own: artifacts in one process share nothing.
+// TKT_FAMILY before and `kernel` after; TKT_SHARED names its shared memory where that is more than the GEMM's. An artifact's machine is its own: artifacts in one process share nothing.
 #pragma once
 
 #include "gemm.hpp"
@@ -9,7 +9,11 @@ namespace tkt {
 
 using config = gemm_config<TKT_ROW_BLOCK, TKT_COL_BLOCK, TKT_RED_BLOCK, TKT_STAGES, TKT_CONSUMER_WARPS,
                            TKT_WEIGHT_LAYOUT>;
+#ifdef TKT_SHARED
+using shared = TKT_SHARED<config>;
+#else
 using shared = gemm_shared<config>;
+#endif
 
 }  // namespace tkt
 
@@ -40,7 +44,7 @@ bool fits(const tkt_globals& G, const tkt_machine& machine) {
            G.num_comp_blocks >= 0 && G.num_comm_blocks >= 0 && G.num_comp_blocks + G.num_comm_blocks > 0 &&
            G.weight_layout == TKT_WEIGHT_LAYOUT && G.hidden > 0 && G.hidden % TKT_RED_BLOCK == 0 && G.cols > 0 &&
            G.cols % TKT_COL_BLOCK == 0 && G.pad > 0 && G.pad % TKT_ROW_BLOCK == 0 && G.pad % 8 == 0 &&
-           G.top_k > 0 && G.num_pad_blocks >= 0 && G.dispensers;
+           G.top_k > 0 && G.num_pad_blocks >= 0 && G.dispensers && tkt::shared::fits(G);
 }
 
 int launch_locked(const tkt_globals& G, const tkt_machine& machine, tkt_result* result) {

@@ -189,6 +189,8 @@ class Machine {
     static void reseed(const globals& G) {
         for (int b = 0; G.arrivals && b < G.num_pad_blocks; ++b)
             __atomic_store_n(&G.arrivals[b], G.pad - G.block_rows[b], __ATOMIC_RELAXED);
+        for (int i = 0; G.combine && i < G.combine->num_counters; ++i)
+            __atomic_store_n(&G.combine->counters[i], 0, __ATOMIC_RELAXED);
         for (int i = 0; i < 4; ++i) __atomic_store_n(&G.dispensers[i], 0, __ATOMIC_RELAXED);
     }
 

@@ -3,6 +3,7 @@
 //
 //   define        default  values    meaning
 //   TKT_WORLD     2        1 .. 8    ranks
+//   TKT_ACTIVATIONS 0      0 1       rows are 0 gathered by slot, 1 fetched once a token and loaded by index (wgmma only)
 //   the GEMM's defines: csrc/kernels/grouped_gemm.cu. The gate lives in the producer, so wgmma roles of up to eight
 //   consumer warps share their registers 56 to 224.
 //
@@ -12,6 +13,7 @@
 //                                   the fact below or more, where row slots need more
 //   tktune_dispatch_gemm_meet       meeting; one warp
 //   tktune_dispatch_gemm_self_test  self_test_globals; one block a rank
+//   tktune_dispatch_plan            the schedule tables: dispatch_plan.cu
 #ifndef TKT_WORLD
 #define TKT_WORLD 2
 #endif
@@ -24,6 +26,7 @@
 #include "../comm/dispatch.cuh"
 #include "../comm/self_test.cuh"
 #include "../gemm/build_config.cuh"
+#include "dispatch_plan.cu"
 
 using config = tkt::build_config;
 using geo = tkt::geometry<config>;
@@ -39,10 +42,10 @@ static_assert(__builtin_offsetof(globals, tokens) == tkt::dispatch_globals_layou
 // Read by the host from the module: shared memory bytes, threads, bytes of the globals, blocks of a cluster.
 extern "C" __device__ int32_t tktune_dispatch_gemm_facts[4] = {
     sizeof(tkt::shared_storage<config>), geo::kThreads, sizeof(globals), config::CLUSTER};
-// Ranks, whether communicating blocks join the GEMM, bytes of the other entries' arguments.
-extern "C" __device__ int32_t tktune_dispatch_gemm_world[4] = {
+// Ranks, whether communicating blocks join the GEMM, bytes of the other entries' arguments, whether rows are indexed.
+extern "C" __device__ int32_t tktune_dispatch_gemm_world[5] = {
     TKT_WORLD, config::DRAW == tkt::task_draw::dispenser, sizeof(tkt::meeting<TKT_WORLD>),
-    sizeof(tkt::self_test_globals<TKT_WORLD>)};
+    sizeof(tkt::self_test_globals<TKT_WORLD>), geo::kIndexed};
 
 extern "C" __global__ void __launch_bounds__(geo::kThreads, 1)
 #if TKT_CLUSTER > 1
@@ -51,23 +54,23 @@ extern "C" __global__ void __launch_bounds__(geo::kThreads, 1)
         tktune_dispatch_gemm(const __grid_constant__ globals G) {
     constexpr bool kJoins = config::DRAW == tkt::task_draw::dispenser;
     const bool communicates = static_cast<int>(blockIdx.x) >= G.num_comp_blocks;
-    bool computes = (G.roles & tkt::kCompute) && !communicates;
-    int unit = blockIdx.x / config::CLUSTER;
+    const bool computes = (G.roles & tkt::kCompute) && (!communicates || (kJoins && (G.roles & tkt::kCommunicate)));
 
     // A compute block may bring rows too before its first task: without them it would only wait at the gate.
     const int draws = communicates ? 0x7fffffff : G.opening;
     if ((G.roles & tkt::kCommunicate) && draws > 0) {
         tkt::dispatch(G, draws);
         everyone::sync();  // all warps have left the row slots, which the GEMM's stages overlay
-        if (kJoins && communicates && (G.roles & tkt::kCompute)) {
-            computes = true;
-            if (tkt::warp_id() == config::CONSUMER_WARPS) {  // the producer asks for the block's first task
-                int drawn = 0;
-                if (tkt::lane_id() == 0) drawn = G.num_comp_blocks + atomicAdd(G.gemm.dispenser, 1);
-                unit = __shfl_sync(0xffffffffu, drawn, 0);
-            }
-        }
     }
+    // A block that joins draws its first task too, where its warps have long taken their roles.
+    const auto unit = [&G] {
+        int number = blockIdx.x / config::CLUSTER;
+        if (kJoins && static_cast<int>(blockIdx.x) >= G.num_comp_blocks && tkt::warp_id() == geo::kProducer) {
+            if (tkt::lane_id() == 0) number = G.num_comp_blocks + atomicAdd(G.gemm.dispenser, 1);
+            number = __shfl_sync(0xffffffffu, number, 0);
+        }
+        return number;
+    };
     if (computes)
         tkt::grouped_gemm<config>(G.gemm, tkt::dispatch_gate<globals>{G}, tkt::no_epilogue{}, unit,
                                   G.num_comp_blocks / config::CLUSTER);

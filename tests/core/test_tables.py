@@ -78,9 +78,12 @@ def test_both_builders_agree_and_meet_every_invariant_on_every_rank(problem, see
 
 
 @settings(max_examples=40, deadline=None)
-@given(problems(), st.integers(0, 1000))
-def test_arrivals_seeded_with_slack_open_each_gate_exactly_when_its_rows_are_there(problem, seed):
-    """Runs pull and gate in a random order on small numbers: the result is the grouped sum of every expert."""
+@given(problems(), st.integers(0, 1000), st.booleans())
+def test_arrivals_seeded_with_slack_open_each_gate_exactly_when_its_rows_are_there(
+    problem, seed, own_in_place
+):
+    """Runs pull and gate in a random order on small numbers: the result is the grouped sum of every expert. With own
+    rows in place from the start, the other seed leaves just the other ranks' rows to wait for."""
     ids = parse_routing(problem.routing).draw(problem, seed)
     rng = np.random.default_rng(seed)
     rank = int(rng.integers(problem.world))
@@ -88,10 +91,18 @@ def test_arrivals_seeded_with_slack_open_each_gate_exactly_when_its_rows_are_the
     x = rng.integers(-8, 8, (problem.world, problem.tokens))
     weights = rng.integers(1, 9, problem.local_experts)
     gathered = np.full(t.rows, np.nan)
-    arrivals = t.slack.copy()
+    arrivals = (t.own_slack if own_in_place else t.slack).copy()
     out = np.full(t.rows, np.nan)
+    if own_in_place:
+        own = t.pull_indices[:, 0] == rank
+        gathered[own] = x[rank, t.pull_indices[own, 1]]
+        for block in np.flatnonzero(arrivals == problem.pad):
+            rows = slice(block * problem.pad, block * problem.pad + t.block_rows[block])
+            out[rows] = gathered[rows] * weights[t.block_expert[block]]
     for job in rng.permutation(len(t.pull_tokens)):
         source, token = t.pull_tokens[job]
+        if own_in_place and source == rank:
+            continue
         for slot in t.pull_slots[job][t.pull_slots[job] >= 0]:
             gathered[slot] = x[source, token]
             block = slot // problem.pad
@@ -255,6 +266,7 @@ class TestMistakesAreNamed:
             ("base", "base_is_prefix_of_padded"),
             ("block_expert", "block_expert_ascends"),
             ("block_rows", "rows_and_slack_fill_the_block"),
+            ("own_slack", "own_slack_lacks_the_rows_of_other_ranks"),
             ("pull_slots", "pull_slots_agree_with_slots"),
             ("dtype", "dtype_int32"),
             ("shape", "shapes"),

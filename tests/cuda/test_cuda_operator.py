@@ -35,6 +35,7 @@ class TorchOperator(CudaOperator):
         self.problem, self.capacity = problem, problem.capacity_rows
         self._out_shape = (self.capacity, problem.cols)
         self._device = torch.device("cpu")
+        self._make_out = lambda: torch.empty(self._out_shape, dtype=torch.bfloat16)
         self.calls = 0
         self._launches = {}
         self.number = next(cuda_operator._numbers)
@@ -126,3 +127,23 @@ def test_other_families_have_no_operator_yet():
     choice = types.SimpleNamespace(problem=types.SimpleNamespace(family="dispatch_gemm"), device="a GPU")
     with pytest.raises(ProblemError, match="no operator of dispatch_gemm"):
         CudaOperator(choice, None, "", None, 1.0)
+
+
+def test_what_lies_at_a_known_address_is_checked_again():
+    x, weights, out = (torch.zeros(shape, dtype=torch.bfloat16) for shape in ((8, 32), (4, 32, 16), (8, 16)))
+    bound = cuda_operator._Bound(None, x, weights, out, 8)
+    assert bound.x() is x and bound.weights() is weights
+    assert bound.takes(x[:], weights[:]) and bound.writes(out[:])
+    wider = torch.zeros(8, 64, dtype=torch.bfloat16)
+    for bad in (x[:4], x.view(torch.int16), wider[:, :32], x.view(32, 8)):
+        assert not bound.takes(bad, weights)
+        assert not bound.writes(bad)
+    for bad in (weights[:2], weights.view(torch.int16), weights.transpose(1, 2)):
+        assert not bound.takes(x, bad)
+
+
+def test_a_tensor_that_is_gone_is_not_mistaken_for_its_successor():
+    weights, out = torch.zeros(4, 32, 16).bfloat16(), torch.zeros(8, 16).bfloat16()
+    bound = cuda_operator._Bound(None, torch.zeros(8, 32).bfloat16(), weights, out, 8)
+    assert bound.x() is None  # nothing is kept alive
+    assert not bound.takes(torch.zeros(4, 32).bfloat16(), weights)

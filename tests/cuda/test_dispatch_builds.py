@@ -48,6 +48,48 @@ VARIANTS = [
     ),
     ("sm_90a", 4, "enk", {"ROW_BLOCK": 192, "COL_BLOCK": 192, "OUT_SLOTS": 1, "CONSUMER_WARPS": 12}),
     ("sm_90a", 2, "enk", {"ROW_BLOCK": 64, "CONSUMER_WARPS": 4, "DRAW": "dispenser"}),
+    ("sm_90a", 2, "enk", {"ACTIVATIONS": "indexed"}),
+    ("sm_90a", 8, "ekn", {"ACTIVATIONS": "indexed", "DRAW": "dispenser"}),
+    (
+        "sm_90a",
+        2,
+        "ekn",
+        {
+            "ACTIVATIONS": "indexed",
+            "MAIN_LOOP": "wgmma_pingpong",
+            "COL_BLOCK": 192,
+            "STAGES": 5,
+            "OUT_SLOTS": 3,
+            "DRAW": "dispenser",
+        },
+    ),
+    (
+        "sm_90a",
+        2,
+        "enk",
+        {
+            "ACTIVATIONS": "indexed",
+            "ROW_BLOCK": 256,
+            "COL_BLOCK": 192,
+            "STAGES": 3,
+            "MMA_DEPTH": 0,
+            "DRAW": "dispenser",
+        },
+    ),
+    (
+        "sm_90a",
+        1,
+        "enk",
+        {
+            "ACTIVATIONS": "indexed",
+            "ROW_BLOCK": 192,
+            "COL_BLOCK": 192,
+            "OUT_SLOTS": 1,
+            "CONSUMER_WARPS": 12,
+            "DRAW": "dispenser",
+        },
+    ),
+    ("sm_90a", 2, "enk", {"ACTIVATIONS": "indexed", "ROW_BLOCK": 64, "CONSUMER_WARPS": 4}),
     ("sm_120a", 2, "enk", {}),
     ("sm_120a", 4, "ekn", {"WARP_M": 64, "DRAW": "dispenser"}),
     ("sm_120a", 8, "enk", {"ROW_BLOCK": 64, "CONSUMER_WARPS": 4, "STAGES": 4, "DRAW": "dispenser"}),
@@ -76,8 +118,8 @@ def judged(cache, spec, world):
     assert (smem, threads) == (spec.facts["smem_bytes"], spec.facts["threads"])
     assert nbytes == globals_bytes(world)
     words = device_words(path, "tktune_dispatch_gemm_world")
-    joins = int(spec.defines["TKT_DRAW"])
-    assert words == [world, joins, meeting_bytes(world), self_test_bytes(world)]
+    joins, indexed = (int(spec.defines.get(name, "0")) for name in ("TKT_DRAW", "TKT_ACTIVATIONS"))
+    assert words == [world, joins, meeting_bytes(world), self_test_bytes(world), indexed]
     return path
 
 

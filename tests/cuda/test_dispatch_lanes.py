@@ -1,5 +1,6 @@
 """The dispatch role's own source, run on the CPU lane by lane with a copy engine that is always late: rows reach every
-slot, no row slot is reused early, and a pad block is never complete before its rows are.
+slot, or their place among all ranks' tokens, no row slot is reused early, and a pad block is never complete before its
+rows are. Mistakes planted in the source are caught.
 """
 
 from __future__ import annotations
@@ -21,28 +22,44 @@ LANES = Path(__file__).with_name("lanes")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not on PATH")
 
 
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lanes")
+def compiled(folder, form, mistake=None):
+    """The role's program; `mistake` is a text of dispatch.cuh and what stands there instead."""
     shutil.copytree(LANES, folder, dirs_exist_ok=True)
     for name in ("dispatch.cuh", "dispatch_config.cuh"):  # the real ones, beside the stand-ins
         shutil.copy(csrc_root() / "comm" / name, folder / "comm" / name)
+    if mistake is not None:
+        source = folder / "comm" / "dispatch.cuh"
+        text = source.read_text()
+        assert text.count(mistake[0]) == 1, mistake
+        source.write_text(text.replace(*mistake))
     program = folder / "main"
     command = ["g++", "-std=c++20", "-O2", "-Wall", "-Wno-unknown-pragmas", "-I", str(folder)]
-    command += ["-I", str(csrc_root()), str(folder / "main.cpp"), "-o", str(program)]
+    command += [f"-DINDEXED={int(form == 'indexed')}", "-I", str(csrc_root())]
+    command += [str(folder / "main.cpp"), "-o", str(program)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return program
 
 
-def tables_file(path, problem, rank, routing, seed):
+@pytest.fixture(scope="module")
+def runners(tmp_path_factory):
+    return {form: compiled(tmp_path_factory.mktemp(form), form) for form in ("gathered", "indexed")}
+
+
+def ran(program, path, words):
+    command = [str(program), str(path), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def tables_file(path, problem, rank, routing, seed, form="gathered"):
     ids = parse_routing(routing).draw(problem, seed)
     built = tables.build(ids, problem, rank)
     head = [
         *(built.rows, built.num_pad_blocks, len(built.pull_tokens), problem.top_k),
-        *(problem.hidden, problem.pad, problem.world, problem.tokens),
+        *(problem.hidden, problem.pad, problem.world, problem.tokens, rank),
     ]
-    arrays = (head, built.pull_indices, built.pull_tokens, built.pull_slots, built.slack)
+    slack = built.own_slack if form == "indexed" else built.slack
+    arrays = (head, built.pull_indices, built.pull_tokens, built.pull_slots, slack)
     flat = [np.asarray(array, np.int32).reshape(-1) for array in arrays]
     path.write_bytes(b"".join(struct.pack("<i", len(one)) + one.tobytes() for one in flat))
     return path
@@ -65,26 +82,62 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("head", [2**31 - 1, 0, 32, 96], ids=["slot", "token", "mixed", "mixed more"])
+FORMS = [("gathered", head) for head in (2**31 - 1, 0, 32, 96)] + [("indexed", 0), ("indexed", 96)]
+
+
+@pytest.mark.parametrize(("form", "head"), FORMS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_row_arrives_before_it_is_counted(runner, tmp_path, head, shape):
+def test_every_row_arrives_before_it_is_counted(runners, tmp_path, form, head, shape):
+    """`head`: rows that are fetched slot by slot (all, none, some); indexed rows have no slots and ignore it."""
     blocks, warps, slots, pending, wave, openers, opening = shape
     for number, (problem, routing) in enumerate(PROBLEMS):
         for rank in {0, problem.world - 1}:
-            path = tables_file(tmp_path / "tables", problem, rank, routing, number)
+            path = tables_file(tmp_path / "tables", problem, rank, routing, number, form)
             words = (head, blocks, warps, slots, pending, wave, openers, opening, 11 * number + rank)
-            done = subprocess.run(
-                [str(runner), str(path), *map(str, words)], capture_output=True, text=True, timeout=60
-            )
+            done = ran(runners[form], path, words)
             assert done.returncode == 0, f"{problem} {routing} rank {rank} {words}: {done.stderr}"
 
 
-def test_the_check_would_notice_a_slot_that_is_reused_too_early(runner, tmp_path):
+@pytest.mark.parametrize("form", ["gathered", "indexed"])
+def test_the_check_would_notice_a_slot_that_is_reused_too_early(runners, tmp_path, form):
     """With as many pending rows as slots, the wait no longer protects the slot that is loaded next."""
     problem, routing = PROBLEMS[0]
-    path = tables_file(tmp_path / "tables", problem, 0, routing, 0)
-    words = (2**31 - 1, 1, 1, 2, 2, 4, 0, 0, 1)
-    done = subprocess.run(
-        [str(runner), str(path), *map(str, words)], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 1
+    path = tables_file(tmp_path / "tables", problem, 0, routing, 0, form)
+    assert ran(runners[form], path, (2**31 - 1, 1, 1, 2, 2, 4, 0, 0, 1)).returncode == 1
+
+
+COUNT = "                wait_for_stores(G.pending);\n                arrived(retiring.index);\n"
+MISTAKES = {
+    "a row is counted before its stores are performed": (COUNT, "\n".join(COUNT.split("\n")[1::-1]) + "\n"),
+    "the last stores are not waited for": ("        wait_for_stores(0);\n", ""),
+    "a slot's phase never turns": ("            phase ^= 1;\n", ""),
+    "the tail seeds nothing": ("G.arrivals[block] = __ldg(G.slack + block)", "G.arrivals[block] = 0"),
+    "a slot forgets whose row it holds": (
+        "            held = first + lane;\n",
+        "            held = first;\n",
+    ),
+}
+INDEXED_MISTAKES = {
+    "own rows are fetched too": ("if (kIndexed && request.x == G.gemm.guard.rank)", "if (false)"),
+    "rows of all ranks go to one section": (
+        "held_row = source * G.tokens[source].rows + token",
+        "held_row = token",
+    ),
+    "rows go to their slots": ("store_to(__shfl_sync(kAll, held_row, slot), slot)", "store_to(held, slot)"),
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "mistake"),
+    [
+        *(("gathered", name, mistake) for name, mistake in MISTAKES.items()),
+        *(("indexed", name, mistake) for name, mistake in {**MISTAKES, **INDEXED_MISTAKES}.items()),
+    ],
+)
+def test_a_mistake_in_the_role_is_caught(tmp_path, form, name, mistake):
+    program = compiled(tmp_path / "lanes", form, mistake)
+    for number, (problem, routing) in enumerate(PROBLEMS[:3]):
+        path = tables_file(tmp_path / "tables", problem, 0, routing, number, form)
+        if ran(program, path, (0, 2, 2, 3, 1, 4, 0, 0, number)).returncode not in (0, 2):
+            return
+    pytest.fail(f"nothing notices when {name}")

@@ -14,7 +14,7 @@ from tktune.core.paths import csrc_root
 from tktune.core.problem import Problem
 from tktune.families.base import family
 from tktune.families.formulas import launch_register_cap
-from tktune.families.grouped_gemm import space_cuda
+from tktune.families.grouped_gemm import space_cuda, space_mma
 
 
 def space_of(name, device, hidden=256, cols=256, experts=8, top_k=2, pad=64, **more):
@@ -34,21 +34,52 @@ def test_shared_memory_of_known_tiles():
     assert space_cuda.smem_bytes(mma) == 98304 + 1024  # three stages of 32 KB, semaphores in the last KB
     assert space_cuda.smem_bytes(space_cuda.DEFAULT_WGMMA) == 4 * 49152 + 4 * 8192 + 1024
     assert (space_cuda.threads(mma), space_cuda.threads(space_cuda.DEFAULT_WGMMA)) == (288, 384)
+    assert space_cuda.threads(mma.replace(PRODUCER_WARPS=0)) == 256
 
 
 def test_accumulators_of_known_tiles():
     mma, wgmma = space_cuda.DEFAULT_MMA_SYNC, space_cuda.DEFAULT_WGMMA
-    assert space_cuda.accumulators(mma) == 64  # 16 × 128 a warp
+    assert space_cuda.accumulators(mma) == 64  # 64 × 32 a warp
     assert space_cuda.accumulators(wgmma) == 128  # 64 × 256 a warpgroup
     assert space_cuda.accumulators(wgmma.replace(MAIN_LOOP="wgmma_pingpong")) == 256
-    assert space_cuda.warp_n(mma) == 128
-    assert space_cuda.warp_n(mma.replace(WARP_M=32)) == 64
+    assert [space_mma.warp_n(mma.replace(WARP_M=height)) for height in (16, 32, 64)] == [128, 64, 32]
+
+
+def test_fragments_of_known_warp_tiles():
+    mma = space_cuda.DEFAULT_MMA_SYNC
+    square = mma.replace(
+        COL_BLOCK=256
+    )  # 64 × 64 a warp: two slices of 16 registers, a ring of two times four chunks
+    assert space_cuda.fragments(square) == 2 * 16 + 2 * 4 * 4
+    assert space_cuda.fragments(mma.replace(COL_BLOCK=192)) == 2 * 16 + 2 * 3 * 4
+    assert space_cuda.fragments(mma.replace(WARP_M=16)) == 2 * 4 + 2 * 4 * 4  # eight chunks wide, four early
+    assert [space_mma.chunks_ahead(16 * wide) for wide in (1, 2, 3, 4, 5, 6, 8, 12)] == [
+        1,
+        2,
+        3,
+        4,
+        1,
+        3,
+        4,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("device", ["sm_90a", "sm_120a"])
 def test_the_default_of_a_gpu_is_feasible_as_it_stands(device):
     space = space_of("dispatch_gemm", device, hidden=4096, cols=3072, experts=64, top_k=8, pad=128)
     assert space.default_config() == space.default
+
+
+def test_the_tensor_share_of_known_forms():
+    """Slices of 64 × 32, of 64 × 64 with a warp a sub-partition, and of 16-row strips, counted by hand."""
+    mma = space_cuda.DEFAULT_MMA_SYNC
+    assert space_mma.tensor_share(mma) == 192 / (8 * 6 * 4 + 64)
+    assert space_mma.tensor_share(mma.replace(CONSUMER_WARPS=4)) == space_mma.ALONE_SHARE
+    assert space_mma.tensor_share(mma.replace(WARP_M=16)) == 192 / (8 * 9 * 4 + 64)
+    square = mma.replace(COL_BLOCK=256, RED_BLOCK=32, PRODUCER_WARPS=0)
+    slowed = space_mma.FED_SHARE * space_mma.SHORT_SHARE
+    assert space_mma.tensor_share(square) == pytest.approx(slowed * 384 / (8 * 8 * 4 + 2 * 32 + 64))
 
 
 def gpu_broken(device, default_changes, **shape):
@@ -85,8 +116,14 @@ def test_wgmma_rules_speak_by_name(changes, names):
     ("changes", "names"),
     [
         ({}, []),
+        ({"RED_BLOCK": 32, "STAGES": 6, "PRODUCER_WARPS": 0}, []),
         ({"STAGES": 4}, ["smem"]),
-        ({"COL_BLOCK": 256, "STAGES": 2}, ["output_overlays_a_stage", "registers"]),
+        ({"COL_BLOCK": 256, "RED_BLOCK": 32, "STAGES": 4, "PRODUCER_WARPS": 0}, []),
+        ({"COL_BLOCK": 256, "RED_BLOCK": 32, "STAGES": 4}, ["registers"]),
+        ({"COL_BLOCK": 256, "RED_BLOCK": 32, "STAGES": 4, "CONSUMER_WARPS": 4}, ["registers"]),
+        ({"COL_BLOCK": 192, "STAGES": 2}, ["registers"]),
+        ({"COL_BLOCK": 192, "STAGES": 2, "PRODUCER_WARPS": 0}, []),
+        ({"ROW_BLOCK": 256, "RED_BLOCK": 32, "STAGES": 4, "PRODUCER_WARPS": 0}, []),
         ({"WARP_M": 64, "CONSUMER_WARPS": 8, "COL_BLOCK": 64}, []),
         ({"WARP_M": 64, "ROW_BLOCK": 64, "CONSUMER_WARPS": 8, "COL_BLOCK": 64}, ["warps_tile_the_block"]),
         ({"WARP_M": 16, "CONSUMER_WARPS": 4}, ["warps_tile_the_block"]),
@@ -114,7 +151,7 @@ def test_the_rehearsal_arch_runs_the_mma_sync_path():
     spec = family("dispatch_gemm").build_spec(part, space.problem, rehearsal)
     assert (spec.arch, spec.kind, spec.source.name) == ("sm_90", "cubin", "dispatch_gemm.cu")
     assert spec.defines["TKT_MAIN_LOOP"] == "0"
-    assert spec.defines["TKT_WARP_N"] == "128"
+    assert (spec.defines["TKT_WARP_N"], spec.defines["TKT_PRODUCER_WARPS"]) == ("32", "1")
 
 
 def test_a_gpu_artifact_is_described_by_the_defines_of_the_kernel():
@@ -140,19 +177,20 @@ def test_a_gpu_artifact_is_described_by_the_defines_of_the_kernel():
     assert (spec.facts["smem_bytes"], spec.facts["threads"]) == (230400, 384)
 
 
+# What a variant does not say it takes from the kernel's own defaults.
 VARIANT = """
-struct {name} {{
-    static constexpr int ROW_BLOCK = {ROW_BLOCK}, COL_BLOCK = {COL_BLOCK}, RED_BLOCK = {RED_BLOCK};
-    static constexpr int STAGES = {STAGES}, CONSUMER_WARPS = {CONSUMER_WARPS}, WARP_M = {WARP_M};
-    static constexpr int WARP_N = {WARP_N}, CLUSTER = {CLUSTER}, OUT_SLOTS = {OUT_SLOTS};
-    static constexpr int MMA_DEPTH = {MMA_DEPTH};
-    static constexpr auto MAIN_LOOP = tkt::main_loop::{MAIN_LOOP};
-    static constexpr auto WEIGHT_LAYOUT = tkt::weight_layout::{layout};
-    static constexpr auto DRAW = tkt::task_draw::{DRAW};
+struct {name} : tkt::build_config {{
+    {fields}
 }};
 static_assert(sizeof(tkt::shared_storage<{name}>) == {smem});
 static_assert(tkt::geometry<{name}>::kThreads == {threads});
 """
+CODES = {"MAIN_LOOP": "main_loop", "DRAW": "task_draw", "WEIGHT_LAYOUT": "weight_layout"}
+
+
+def field(name: str, value: object) -> str:
+    said = f"tkt::{CODES[name]}::{value}" if name in CODES else str(value)
+    return f"static constexpr auto {name} = {said};"
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
@@ -161,23 +199,16 @@ def test_the_kernel_template_accepts_what_the_rules_pass_and_has_its_sizes(devic
     """Every twentieth build, both weight layouts, checked by the compiler's static assertions."""
     space = space_of("grouped_gemm", device, hidden=4096, cols=3072, experts=64, pad=256)
     builds = sorted({space.build_part(config) for config in space.feasible}, key=str)
-    text = ['#include "gemm/config.cuh"']
+    text = ['#include "gemm/build_config.cuh"']
     for number, part in enumerate(builds[::20]):
         loop = space_cuda.main_loop(part)
-        values = {
-            "WARP_M": 16,
-            "WARP_N": space_cuda.warp_n(part) if loop == "mma_sync" else 16,
-            "CLUSTER": 1,
-            "OUT_SLOTS": 1,
-            "MMA_DEPTH": 0,
-            "MAIN_LOOP": loop,
-            "smem": space_cuda.smem_bytes(part),
-            "threads": space_cuda.threads(part),
-            **part,
-        }
-        text += [
-            VARIANT.format(name=f"v{number}_{layout}", layout=layout, **values) for layout in ("ekn", "enk")
-        ]
+        values = {"MAIN_LOOP": loop, **part}
+        if loop == "mma_sync":
+            values["WARP_N"] = space_mma.warp_n(part)
+        for layout in ("ekn", "enk"):
+            fields = [field(name, value) for name, value in {**values, "WEIGHT_LAYOUT": layout}.items()]
+            sizes = {"smem": space_cuda.smem_bytes(part), "threads": space_cuda.threads(part)}
+            text.append(VARIANT.format(name=f"v{number}_{layout}", fields="\n    ".join(fields), **sizes))
     source = tmp_path / "sizes.cu"
     source.write_text("\n".join(text))
     command = ["nvcc", "-std=c++20", f"-arch={device}", "-cubin", "-o", str(tmp_path / "sizes.cubin")]

@@ -59,9 +59,15 @@ def build_all(
 
 
 class Pair:
-    """Ranks 0 and 1 of `problem` on devices 0 and 1; use it as a context."""
+    """Ranks 0 and 1 of `problem` on devices 0 and 1, each running `script` beside this file; use it as a context."""
 
-    def __init__(self, problem: Problem, device: DeviceClass, spin_limit_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        device: DeviceClass,
+        spin_limit_s: float = 2.0,
+        script: str = "dispatch_rank.py",
+    ) -> None:
         self.page = ControlPage.create(2)
         self._fds = [os.memfd_create(f"rank-{rank}") for rank in range(2)]
         self.ranks: list[subprocess.Popen[str]] = []
@@ -69,7 +75,7 @@ class Pair:
             seat = RankSeat(
                 problem, device, Policy(warmup=0), rank, 2, tuple(self._fds), self.page.fd, spin_limit_s
             )
-            command = [sys.executable, str(Path(__file__).with_name("dispatch_rank.py"))]
+            command = [sys.executable, str(Path(__file__).with_name(script))]
             self.ranks.append(
                 subprocess.Popen(
                     [*command, json.dumps(seat_to_json(seat))],

@@ -46,8 +46,8 @@ class Rank:
 
         seeded = Workspace.seed
 
-        def seed(space: Any, plan: Any) -> None:
-            seeded(space, plan)
+        def seed(space: Any, slack: Any) -> None:
+            seeded(space, slack)
             space.arrivals[:1] -= rows
 
         Workspace.seed = seed  # type: ignore[method-assign]
@@ -109,8 +109,8 @@ class Rank:
         return {"wrong": wrong}
 
 
-def main() -> None:
-    rank = Rank(seat_from_json(json.loads(sys.argv[1])))
+def serve(rank: Rank) -> None:
+    """Answer commands until end of file."""
     for line in sys.stdin:
         words = json.loads(line)
         try:
@@ -123,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Rank(seat_from_json(json.loads(sys.argv[1]))))

@@ -38,9 +38,19 @@ WGMMA: dict[str, dict[str, Any]] = {
     "narrow": {"COL_BLOCK": 192, "STAGES": 5, "OUT_SLOTS": 1, "raster_rows": 1},
 }
 MMA_SYNC: dict[str, dict[str, Any]] = {
-    "strips": {},
-    "wide": {"WARP_M": 64, "DRAW": "dispenser"},
-    "four_warps": {"WARP_M": 64, "CONSUMER_WARPS": 4, "raster_rows": 1},
+    "default": {},
+    "strips": {"WARP_M": 16, "DRAW": "stride"},
+    "square": {"COL_BLOCK": 256, "RED_BLOCK": 32, "STAGES": 4, "PRODUCER_WARPS": 0},
+    "tall": {
+        "ROW_BLOCK": 256,
+        "RED_BLOCK": 32,
+        "STAGES": 4,
+        "PRODUCER_WARPS": 0,
+        "DRAW": "stride",
+        "turn_back": 1,
+    },
+    "narrow": {"COL_BLOCK": 192, "STAGES": 2, "PRODUCER_WARPS": 0, "walk": "shortest"},
+    "four_warps": {"CONSUMER_WARPS": 4, "raster_rows": 1},
     "low": {"ROW_BLOCK": 64, "CONSUMER_WARPS": 4, "STAGES": 4, "walk": "shortest"},
 }
 

@@ -27,6 +27,10 @@ WGMMA: list[dict[str, Any]] = [
     {"ROW_BLOCK": 256, "COL_BLOCK": 192, "STAGES": 3, "MMA_DEPTH": 0, "DRAW": "dispenser"},
     {"CLUSTER": 2, "MMA_DEPTH": 0},
 ]
+INDEXED: list[dict[str, Any]] = [
+    {"ACTIVATIONS": "indexed", **words}
+    for words in (*WGMMA[:4], {"ROW_BLOCK": 192, "COL_BLOCK": 192, "OUT_SLOTS": 1, "CONSUMER_WARPS": 12})
+]
 MMA_SYNC: list[dict[str, Any]] = [{}, {"WARP_M": 64, "DRAW": "dispenser"}]
 LAUNCHES: list[dict[str, Any]] = [
     {"num_comm_sms": 16, "order": "token"},
@@ -43,11 +47,11 @@ def cache(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("path", ["wgmma", "mma_sync"])
+@pytest.mark.parametrize("path", ["wgmma", "indexed", "mma_sync"])
 def test_the_output_is_the_reference(cache, name, path):
     problem = dispatch_problem(**PROBLEMS[name])
-    device = cuda_device_classes()[0] if path == "wgmma" else REHEARSAL
-    variants = WGMMA if path == "wgmma" else MMA_SYNC
+    device = REHEARSAL if path == "mma_sync" else cuda_device_classes()[0]
+    variants = {"wgmma": WGMMA, "indexed": INDEXED, "mma_sync": MMA_SYNC}[path]
     configs = [configured(problem, device, **changes) for changes in variants]
     built = build_all(cache, [(problem, device, config) for config in configs])
     seed = 0
@@ -62,9 +66,10 @@ def test_the_output_is_the_reference(cache, name, path):
                     assert outcome.ok, f"{dict(config)} {launch} {routing}: {outcome.sentence}"
 
 
-def test_a_hundred_rounds_with_fresh_inputs_are_right(cache):
+@pytest.mark.parametrize("form", ["gathered", "indexed"])
+def test_a_hundred_rounds_with_fresh_inputs_are_right(cache, form):
     problem, device = dispatch_problem(tokens=333), cuda_device_classes()[0]
-    config = configured(problem, device, DRAW="dispenser")
+    config = configured(problem, device, DRAW="dispenser", ACTIVATIONS=form)
     ((artifact, part),) = build_all(cache, [(problem, device, config)])
     with Gang(problem, device, Policy()) as gang:
         assert gang.load(artifact.path, artifact.sha256, part).ok
@@ -74,10 +79,11 @@ def test_a_hundred_rounds_with_fresh_inputs_are_right(cache):
             assert outcome.ok, f"round {seed}: {outcome.sentence}"
 
 
+@pytest.mark.parametrize("form", ["gathered", "indexed"])
 @pytest.mark.parametrize("launch_mode", ["graph", "direct"])
-def test_every_mode_is_timed_and_replays_leave_the_counters_ready(cache, launch_mode):
+def test_every_mode_is_timed_and_replays_leave_the_counters_ready(cache, launch_mode, form):
     problem, device = dispatch_problem(), cuda_device_classes()[0]
-    config = configured(problem, device, DRAW="dispenser")
+    config = configured(problem, device, DRAW="dispenser", ACTIVATIONS=form)
     ((artifact, part),) = build_all(cache, [(problem, device, config)])
     with Gang(problem, device, Policy(launch_mode=launch_mode)) as gang:
         assert gang.load(artifact.path, artifact.sha256, part).ok

@@ -13,10 +13,10 @@ from tktune.core.device_cuda import cuda_device_classes
 pytestmark = [pytest.mark.gpu, needs_two]
 
 
-@pytest.fixture(scope="module")
-def ready(tmp_path_factory):
+@pytest.fixture(scope="module", params=["gathered", "indexed"])
+def ready(tmp_path_factory, request):
     problem, device = dispatch_problem(), cuda_device_classes()[0]
-    config = configured(problem, device, DRAW="dispenser")
+    config = configured(problem, device, DRAW="dispenser", ACTIVATIONS=request.param)
     ((artifact, part),) = build_all(
         ArtifactCache(tmp_path_factory.mktemp("cache")), [(problem, device, config)]
     )

@@ -110,7 +110,7 @@ def test_a_call_costs_the_host_little(loaded):
 
     operator, x, weights, plan, _, _ = loaded
     out = operator(x, weights, plan)
-    launch = next(iter(operator._launches.values()))[0]
+    launch = next(iter(operator._launches.values())).launch
     stream = current_stream(0)
 
     def micros(call, repeat=200):

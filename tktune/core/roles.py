@@ -26,6 +26,7 @@ class Role:
     it back when their own work is done, so that seats rotate.
     `becomes` names a role that its blocks take up once their own work is done. Blocks of a role that `drains`
     draw from one queue: none leaves it before all of the role's work is with a seated block.
+    Nobody starts in a role that is `taken_up`: its blocks come from roles that lead to it, and count there.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Role:
     resident: bool = True
     becomes: str | None = None
     drains: bool = False
+    taken_up: bool = False
 
 
 RULES = {
@@ -142,9 +144,10 @@ def broken_between_ranks(models: Sequence[RoleModel]) -> list[BrokenRule]:
 
 def _seats(model: RoleModel) -> list[BrokenRule]:
     broken = []
-    total = sum(role.blocks for role in model.roles)
-    waiting = sum(role.blocks for role in model.roles if model.may_wait(role))
-    holding = sum(role.blocks for role in model.roles if role.resident)
+    started = [role for role in model.roles if not role.taken_up]
+    total = sum(role.blocks for role in started)
+    waiting = sum(role.blocks for role in started if model.may_wait(role))
+    holding = sum(role.blocks for role in started if role.resident)
     if total > model.resident_blocks and waiting >= model.resident_blocks:
         broken.append(
             BrokenRule(

@@ -27,7 +27,8 @@ class ScheduleTables:
 
     - `counts` (El): real rows; `padded` (El): rounded up to pad, 0 stays 0; `base` (El): first slot.
     - `pull_indices` (P, 2): (source rank, token) of each slot, −1 on padding.
-    - `block_expert`, `block_rows`, `slack` (B): expert, real rows and padding rows of each pad block.
+    - `block_expert`, `block_rows`, `slack` (B): expert, real rows and padding rows of each pad block; `own_slack` (B):
+      padding rows and rows of this rank's own tokens, which a launch that reads those in place waits for no more.
     - `slots` (ranks, tokens, top_k): slot of each assignment here, −1 where the expert is elsewhere.
     - `pull_tokens` (U, 2): (source rank, token) wanted here, by smallest slot (the pull order);
       `pull_slots` (U, top_k): their slots, position by position, −1 where the expert is elsewhere.
@@ -46,6 +47,7 @@ class ScheduleTables:
     block_expert: Any
     block_rows: Any
     slack: Any
+    own_slack: Any
     slots: Any
     pull_tokens: Any
     pull_slots: Any
@@ -155,6 +157,10 @@ def build(topk_ids: Any, problem: Problem, rank: int) -> ScheduleTables:
                     slots[source][token][x] = slot
                     pull_indices[slot] = [source, token]
 
+    own_slack = [pad - real for real in block_rows]
+    for slot, (source, _) in enumerate(pull_indices):
+        own_slack[slot // pad] += source == rank
+
     wanted = []  # (smallest slot, largest slot, source, token)
     for source in range(ranks):
         for token in range(tokens):
@@ -183,6 +189,7 @@ def build(topk_ids: Any, problem: Problem, rank: int) -> ScheduleTables:
         block_expert=table(block_expert, blocks),
         block_rows=table(block_rows, blocks),
         slack=table([pad - real for real in block_rows], blocks),
+        own_slack=table(own_slack, blocks),
         slots=table(slots, ranks, tokens, top_k),
         pull_tokens=table(pull_tokens, jobs, 2),
         pull_slots=table(pull_slots, jobs, top_k),

@@ -26,6 +26,7 @@ def check(tables: ScheduleTables, topk_ids: Any, problem: Problem, rank: int) ->
     _blocks(t, problem)
     _slots(t, ids, first, problem)
     _pull_indices(t, ids, first, rank, problem)
+    _own_slack(t, rank, problem)
     _orders(t, problem)
 
 
@@ -50,6 +51,7 @@ def _shapes(t: ScheduleTables, problem: Problem, rank: int) -> None:
         "block_expert": (blocks,),
         "block_rows": (blocks,),
         "slack": (blocks,),
+        "own_slack": (blocks,),
         "slots": (ranks, tokens, top_k),
         "pull_tokens": (jobs, 2),
         "pull_slots": (jobs, top_k),
@@ -136,6 +138,15 @@ def _pull_indices(t: ScheduleTables, ids: Any, first: int, rank: int, problem: P
     where = numpy.argwhere(t.slots >= 0)
     placed = t.pull_indices[t.slots[tuple(where.T)]]
     _need((placed == where[:, :2]).all(), "slots_and_pull_indices_agree")
+
+
+def _own_slack(t: ScheduleTables, rank: int, problem: Problem) -> None:
+    import numpy
+
+    brought = t.slots[numpy.arange(problem.expert_ranks) != rank]
+    blocks = brought[brought >= 0] // problem.pad
+    arrivals = numpy.bincount(blocks, minlength=t.num_pad_blocks)
+    _need((t.own_slack + arrivals == problem.pad).all(), "own_slack_lacks_the_rows_of_other_ranks")
 
 
 def _orders(t: ScheduleTables, problem: Problem) -> None:

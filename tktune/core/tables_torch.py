@@ -68,6 +68,10 @@ def build(topk_ids: Any, problem: Problem, rank: int, *, check_ids: bool = True)
     block_expert = torch.searchsorted(ends.div(pad, rounding_mode="floor"), block, right=True)
     block_rows = (counts[block_expert] - (block * pad - base[block_expert])).clamp(max=pad)
 
+    # An expert's own rows are its first: count those of each block from the expert's own count.
+    own_counts = torch.bincount(key[: tokens * top_k], minlength=local + 1)[:local]
+    own_rows = (own_counts[block_expert] - (block * pad - base[block_expert])).clamp(min=0, max=pad)
+
     flat = slots.reshape(ranks * tokens, top_k)
     largest = flat.amax(dim=1)
     smallest = torch.where(flat >= 0, flat, rows).amin(dim=1)
@@ -90,6 +94,7 @@ def build(topk_ids: Any, problem: Problem, rank: int, *, check_ids: bool = True)
         block_expert=table(block_expert),
         block_rows=table(block_rows),
         slack=table(pad - block_rows),
+        own_slack=table(pad - block_rows + own_rows),
         slots=table(slots),
         pull_tokens=table(torch.stack([pull_source, pull_token], dim=1)),
         pull_slots=table(flat[pulled]),

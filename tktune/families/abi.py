@@ -104,6 +104,7 @@ class Globals(Structure):
         ("raster", c_int32),
         ("backoff", c_int32),
         ("roles", c_int32),
+        ("combine", c_void_p),
     ]
 
 

@@ -25,7 +25,7 @@ _WEIGHTS, _ROWS = 1, 2  # what a random stream is for
 def draw_rows(problem: Problem, seed: int, rank: int) -> Bf16:
     """The token rows of `rank`, (tokens, hidden) bf16; the same on every rank that draws them."""
     stream = np.random.default_rng((_ROWS, seed, rank))
-    return _draw(stream, (problem.tokens, problem.hidden))
+    return draw_steps(stream, (problem.tokens, problem.hidden))
 
 
 def draw_weights(problem: Problem, rank: int) -> Bf16:
@@ -34,11 +34,11 @@ def draw_weights(problem: Problem, rank: int) -> Bf16:
     shape = (problem.hidden, problem.cols) if ekn else (problem.cols, problem.hidden)
     weights = np.empty((problem.local_experts, *shape), np.uint16)
     for expert in range(problem.local_experts):
-        weights[expert] = _draw(np.random.default_rng((_WEIGHTS, rank, expert)), shape)
+        weights[expert] = draw_steps(np.random.default_rng((_WEIGHTS, rank, expert)), shape)
     return weights
 
 
-def _draw(stream: np.random.Generator, shape: tuple[int, ...]) -> Bf16:
+def draw_steps(stream: np.random.Generator, shape: tuple[int, ...]) -> Bf16:
     """Multiples of 1/128 in (−1, 1): exact in bf16, and sums of their products are nearly always exact in fp32."""
     steps = stream.integers(-127, 128, shape, dtype=np.int8).astype(np.float32)
     steps /= 128
@@ -76,7 +76,7 @@ def case_of_ids(problem: Problem, weights: Bf16, rank: int, topk_ids: Any, routi
     rows = gather_rows(problem, schedule, seed)
     reference = np.empty((len(real), problem.cols), np.float32)
     for expert, part in expert_parts(schedule):
-        np.matmul(to_float(rows[part]), _matrix(problem, weights, expert), out=reference[part])
+        np.matmul(to_float(rows[part]), expert_matrix(problem, weights, expert), out=reference[part])
     return Case(routing, seed, schedule, real, reference)
 
 
@@ -100,7 +100,7 @@ def expert_parts(schedule: ScheduleTables) -> Iterator[tuple[int, slice]]:
         begin += count
 
 
-def _matrix(problem: Problem, weights: Bf16, expert: int) -> Float32:
+def expert_matrix(problem: Problem, weights: Bf16, expert: int) -> Float32:
     """An expert's weights as (hidden, cols) float32."""
     matrix = to_float(weights[expert])
     return matrix if problem.weight_layout == "ekn" else matrix.T
@@ -111,7 +111,11 @@ def peer_operands(problem: Problem, weights: Bf16, case: Case) -> Iterator[tuple
     rows = gather_rows(problem, case.tables, case.seed)
     for expert, part in expert_parts(case.tables):
         packed = to_float(rows[part])
-        yield packed, _matrix(problem, weights, expert), np.empty((len(packed), problem.cols), np.float32)
+        yield (
+            packed,
+            expert_matrix(problem, weights, expert),
+            np.empty((len(packed), problem.cols), np.float32),
+        )
 
 
 def check_output(problem: Problem, case: Case, out: Bf16, gathered: Bf16 | None) -> GateResult:

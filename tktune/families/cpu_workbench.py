@@ -9,7 +9,7 @@ import hashlib
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,8 @@ class GemmWorkbench:
         self.problem = seat.problem
         self.kernel: CpuKernel | None = None
         self._control = ControlPage(seat.control_fd)
-        rows_bytes = self.problem.tokens * self.problem.hidden * 2
-        self._memory = ParallelTensor.attach(seat.symmetric_fds, seat.rank, BARRIER_BYTES + rows_bytes)
-        self._x: Bf16 = self._memory.array(
-            seat.rank, "uint16", (self.problem.tokens, self.problem.hidden), BARRIER_BYTES
-        )
+        self._memory = ParallelTensor.attach(seat.symmetric_fds, seat.rank, self.symmetric_bytes())
+        self._x = self.token_rows()
         self._x_seed: int | None = None
         self._weights: Bf16 | None = None
         self._cases: OrderedDict[tuple[str, int], Case] = OrderedDict()
@@ -76,6 +73,15 @@ class GemmWorkbench:
 
     # What a family says.
 
+    def symmetric_bytes(self) -> int:
+        """Bytes of a rank's symmetric buffer: barrier words, then its token rows, then what a family adds."""
+        return BARRIER_BYTES + self.problem.tokens * self.problem.hidden * 2
+
+    def token_rows(self) -> Bf16:
+        """This rank's token rows, (tokens, hidden) bf16, as peers see them."""
+        shape = (self.problem.tokens, self.problem.hidden)
+        return self._memory.array(self.seat.rank, "uint16", shape, BARRIER_BYTES)
+
     def rank_of_tables(self) -> int:
         """The rank whose tables this rank runs."""
         raise NotImplementedError
@@ -83,6 +89,14 @@ class GemmWorkbench:
     def fuse(self, config: Config) -> dict[str, int]:
         """The launch arguments of the fused mode under `config`, as fields of `Globals`."""
         raise NotImplementedError
+
+    def new_case(self, routing: str, seed: int) -> Case:
+        """Inputs, tables and reference of (routing, seed)."""
+        return make_case(self.problem, self._need_weights(), self.rank_of_tables(), routing, seed)
+
+    def library_operands(self, case: Case) -> Iterator[tuple[Float32, Float32, Float32]]:
+        """What the mode `peer` multiplies: `cpu_inputs.peer_operands`."""
+        return peer_operands(self.problem, self._need_weights(), case)
 
     def place(self, case: Case) -> None:
         """Bring the rows of `case` into `self._gathered` before a launch that finds its data in place."""
@@ -183,7 +197,7 @@ class GemmWorkbench:
         threads = max(1, len(os.sched_getaffinity(0)) // self.seat.world)
         spent = 0
         with ThreadPoolExecutor(threads) as pool:
-            for rows, matrix, out in peer_operands(self.problem, self._need_weights(), case):
+            for rows, matrix, out in self.library_operands(case):
                 parts = [
                     slice(i * len(rows) // threads, (i + 1) * len(rows) // threads) for i in range(threads)
                 ]
@@ -238,7 +252,7 @@ class GemmWorkbench:
         key = (routing, seed)
         case = self._cases.pop(key, None)
         if case is None:
-            case = make_case(self.problem, self._need_weights(), self.rank_of_tables(), routing, seed)
+            case = self.new_case(routing, seed)
         self._cases[key] = case
         while len(self._cases) > 1 and sum(c.bytes for c in self._cases.values()) > KEPT_CASES_BYTES:
             self._cases.popitem(last=False)

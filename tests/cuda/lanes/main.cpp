@@ -1,12 +1,15 @@
 // Runs the dispatch role of csrc/comm/dispatch.cuh over tables from a file, all blocks and warps at once, and checks
 // every pad block at the moment its last row is counted, the whole buffer at the end, and what the tail leaves behind.
+// INDEXED: rows go to their places among all ranks' tokens, each other rank's once and this rank's own never.
 //
 //   main TABLES HEAD BLOCKS WARPS SLOTS PENDING WAVE OPENERS OPENING SEED
 #include "comm/dispatch.cuh"
 
 namespace {
 
-struct config {};
+struct config {
+    static constexpr auto ACTIVATIONS = static_cast<tkt::activation_rows>(INDEXED);
+};
 using globals = tkt::dispatch_globals<config, 8>;
 
 globals G;
@@ -19,6 +22,9 @@ bool leaving;
 
 int rows() { return head[0]; }
 int hidden() { return head[4]; }
+int world() { return head[6]; }
+int tokens() { return head[7]; }
+int rank() { return head[8]; }
 
 uint16_t value(int source, int token, int col) {
     return static_cast<uint16_t>(source * 7919 + token * 31 + col * 3 + 1);
@@ -26,10 +32,31 @@ uint16_t value(int source, int token, int col) {
 
 void check_row(int slot, const char* what) {
     const int source = pull_indices[2 * slot], token = pull_indices[2 * slot + 1];
+    if (INDEXED && source < 0) return;  // nobody reads it
+    const size_t row = INDEXED ? source * tokens() + token : slot;
     for (int c = 0; c < hidden(); ++c) {
         const uint16_t wanted = source < 0 ? 0xffff : value(source, token, c);
-        if (gathered[static_cast<size_t>(slot) * hidden() + c] != wanted) lanes::fail(what);
+        if (gathered[row * hidden() + c] != wanted) lanes::fail(what);
     }
+}
+
+// Rows that nobody here wants stay as they were, and no row was fetched twice.
+void check_unwanted() {
+    std::vector<bool> wanted(static_cast<size_t>(world()) * tokens());
+    int fetched = 0;
+    for (int item = 0; item < head[2]; ++item) {
+        wanted[pull_tokens[2 * item] * tokens() + pull_tokens[2 * item + 1]] = true;
+        fetched += pull_tokens[2 * item] != rank();
+    }
+    if (tkt::loads_issued != fetched) lanes::fail("a row was fetched twice, or one that is here");
+    for (int s = 0; s < world(); ++s)
+        for (int t = 0; t < tokens(); ++t)
+            for (int c = 0; c < hidden(); ++c) {
+                const size_t row = static_cast<size_t>(s) * tokens() + t;
+                if (wanted[row]) continue;
+                const uint16_t before = s == rank() ? value(s, t, c) : 0xffff;
+                if (gathered[row * hidden() + c] != before) lanes::fail("a row was written that is not wanted");
+            }
 }
 
 void arrival(int32_t* word) {
@@ -65,21 +92,23 @@ void body() {
 int main(int, char** arguments) {
     FILE* file = std::fopen(arguments[1], "rb");
     if (!file) return 2;
-    head = table(file);  // rows, blocks, tokens, top_k, hidden, pad, world, tokens a rank
+    head = table(file);  // rows, blocks, tokens wanted, top_k, hidden, pad, world, tokens a rank, this rank
     pull_indices = table(file), pull_tokens = table(file), pull_slots = table(file), slack = table(file);
     std::fclose(file);
     const auto number = [&](int i) { return std::atoi(arguments[i]); };
     blocks = number(3), warps = number(4), openers = number(8);
 
-    const int world = head[6], tokens = head[7];
-    x.resize(static_cast<size_t>(world) * tokens * hidden());
-    for (int s = 0; s < world; ++s)
-        for (int t = 0; t < tokens; ++t)
-            for (int c = 0; c < hidden(); ++c) x[(static_cast<size_t>(s) * tokens + t) * hidden() + c] = value(s, t, c);
-    gathered.assign(static_cast<size_t>(rows()) * hidden(), 0xffff);
+    const size_t section = static_cast<size_t>(tokens()) * hidden();
+    x.resize(world() * section);
+    for (int s = 0; s < world(); ++s)
+        for (int t = 0; t < tokens(); ++t)
+            for (int c = 0; c < hidden(); ++c) x[s * section + static_cast<size_t>(t) * hidden() + c] = value(s, t, c);
+    gathered.assign(INDEXED ? x.size() : static_cast<size_t>(rows()) * hidden(), 0xffff);
+    if (INDEXED) std::copy_n(x.begin() + rank() * section, section, gathered.begin() + rank() * section);
     arrivals = slack;
     G.gemm.reduction = hidden();
     G.gemm.pad = head[5];
+    G.gemm.guard.rank = rank();
     G.gemm.dispenser = dispenser;
     G.gathered = reinterpret_cast<tkt::bf16*>(gathered.data());
     G.plan = head.data();
@@ -96,9 +125,8 @@ int main(int, char** arguments) {
     G.warp_slots = number(5);
     G.comm_warps = warps;
     G.pending = number(6);
-    for (int s = 0; s < world; ++s)
-        G.tokens.views[s] = {reinterpret_cast<tkt::bf16*>(x.data()) + static_cast<size_t>(s) * tokens * hidden(),
-                             tokens, hidden()};
+    for (int s = 0; s < world(); ++s)
+        G.tokens.views[s] = {reinterpret_cast<tkt::bf16*>(x.data()) + s * section, tokens(), hidden()};
     const size_t block_bytes = tkt::kSlotReserveBytes + static_cast<size_t>(warps) * G.warp_slots * hidden() * 2;
     for (int b = 0; b < blocks; ++b) memory.emplace_back(block_bytes);
 
@@ -108,6 +136,7 @@ int main(int, char** arguments) {
         for (int w = 0; w < warps; ++w) team.push_back({w, b, 0, 0, {}});
     lanes::run(team, number(10));
     for (int slot = 0; slot < rows(); ++slot) check_row(slot, "a row is wrong at the end, or padding was written");
+    if (INDEXED) check_unwanted();
     for (int count : arrivals)
         if (count != G.gemm.pad) lanes::fail("a pad block is not complete");
 

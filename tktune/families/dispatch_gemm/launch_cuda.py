@@ -12,7 +12,6 @@ from cuda.bindings import driver as cu
 
 from tktune.core.config import Config
 from tktune.core.errors import ArtifactError, GangError, WordsError
-from tktune.core.problem import Problem
 from tktune.families.base import GateResult, RankSeat
 from tktune.families.control_page import ControlPage
 from tktune.families.cuda import dispatch_globals as mirror
@@ -31,6 +30,7 @@ from tktune.families.cuda.gemm_globals import GemmGlobals, Guard, boxes_of
 from tktune.families.cuda.gemm_inputs import check_output, draw_weights
 from tktune.families.cuda.launch import Graph, Launch, Work
 from tktune.families.cuda.module import Module, verified
+from tktune.families.cuda.plan_globals import region_bytes
 from tktune.families.cuda.stopwatch import Stopwatch
 from tktune.families.cuda.symmetric import (
     HEADER_BYTES,
@@ -41,8 +41,17 @@ from tktune.families.cuda.symmetric import (
     try_peers,
 )
 from tktune.families.cuda.tensor_map import TensorMaps
+from tktune.families.dispatch_gemm.launch_words import head_of, opening_of, token_rows, wave_of
 from tktune.families.dispatch_gemm.plan_cuda import Plan, Workspace, make_plan
-from tktune.families.formulas import ceil_div, round_up
+from tktune.families.dispatch_gemm.rows_cuda import (
+    GatheredRows,
+    IndexedRows,
+    Rows,
+    is_indexed,
+    walk_own_first,
+)
+from tktune.families.dispatch_gemm.timed_plan import TimedPlans
+from tktune.families.formulas import round_up
 from tktune.families.grouped_gemm.launch_cuda import KEPT_CASES_SHARE, library_work, matrix_view
 
 EXCHANGE_S = 45.0  # below the driver's deadline for seating a rank
@@ -50,20 +59,20 @@ PATIENCE_S = (
     120.0  # of meetings between ranks that prepare at their own pace: the driver's deadline comes first
 )
 SELF_TEST_ROUNDS = 64
-WAVE = 2  # tokens of a draw: few, so that they stay in order; the next draw is under way meanwhile
 
 
 class DispatchModule(Module):
     """A dispatch artifact: the fused entry, the meeting of ranks and the self-test of their memory.
 
     `smem_bytes`: what a launch asks for, the device's whole opt-in size, so that row slots are many and every block
-    has an SM of its own. `joins`: communicating blocks take up the GEMM when they have run dry.
+    has an SM of its own. `joins`: communicating blocks take up the GEMM when they have run dry. `indexed`: rows are
+    fetched once a token, and loaded by index.
     """
 
     def __init__(self, content: bytes, sm_count: int, smem_bytes: int) -> None:
         super().__init__(content, "dispatch_gemm", sm_count)
-        self.world, joins, *argument_bytes = self._words("tktune_dispatch_gemm_world", 4)
-        self.joins = bool(joins)
+        self.world, joins, *argument_bytes, indexed = self._words("tktune_dispatch_gemm_world", 5)
+        self.joins, self.indexed = bool(joins), bool(indexed)
         wanted = [mirror.meeting_bytes(self.world), mirror.self_test_bytes(self.world)]
         if self.facts.globals_bytes != mirror.globals_bytes(self.world) or argument_bytes != wanted:
             self.close()
@@ -85,10 +94,12 @@ class DispatchModule(Module):
 class CudaDispatchWorkbench:
     """One rank's seat at a GPU, beside its peers. Plans are kept per (routing, seed), modules per artifact.
 
-    Sequence numbers: `gate` takes two, `time` one for each launch and two more.
+    Sequence numbers: `gate` takes two, `time` one for each launch and two more; plans have their own words
+    and take one for each launch.
     """
 
     family = "dispatch_gemm"
+    _timed_plans: TimedPlans | None = None  # where the policy times the plan too
 
     def __init__(self, seat: RankSeat, exchange: Exchange | None = None) -> None:
         self.seat, self.problem = seat, seat.problem
@@ -102,11 +113,15 @@ class CudaDispatchWorkbench:
         self._patient = Guard(PATIENCE_S, guard.rank, guard.report, guard.abort_word)
         if exchange is None:
             exchange = MemfdExchange(seat.symmetric_fds, seat.rank, EXCHANGE_S, lambda: self._page.aborted)
-        rows_bytes = self.problem.tokens * self.problem.hidden * 2
-        self._memory = SymmetricMemory(HEADER_BYTES + rows_bytes, seat.rank, seat.world, exchange)
-        self._x = self._memory.tensor(
-            torch.bfloat16, (self.problem.tokens, self.problem.hidden), HEADER_BYTES
-        )
+        tokens, hidden = self.problem.tokens, self.problem.hidden
+        self._section_bytes = (
+            tokens * hidden * 2
+        )  # one for each rank's rows; a rank reads the others' own ones
+        plans_at = round_up(HEADER_BYTES + seat.world * self._section_bytes, 1024)
+        nbytes = plans_at + (region_bytes(self.problem) if seat.policy.include_plan else 0)
+        self._memory = SymmetricMemory(nbytes, seat.rank, seat.world, exchange)
+        self._everyone = self._memory.tensor(torch.bfloat16, (seat.world * tokens, hidden), HEADER_BYTES)
+        self._x = self._everyone[seat.rank * tokens : (seat.rank + 1) * tokens]
         self._modules: dict[str, DispatchModule] = {}
         self._module: DispatchModule | None = None
         self._peers_tried = False
@@ -121,6 +136,9 @@ class CudaDispatchWorkbench:
             self._stopwatch = Stopwatch(
                 self._index, policy.flush_bytes if policy.cache_state == "cold" else 0
             )
+            if policy.include_plan:
+                region = self._memory.addresses(plans_at)
+                self._timed_plans = TimedPlans(self.problem, region, self._patient, self._device)
             self._prepare(self.problem.routing, policy.routing_seeds[0])  # library kernels are loaded now
             synchronize(current_stream(self._index))
 
@@ -152,18 +170,20 @@ class CudaDispatchWorkbench:
     def gate(self, config: Config, routing: str, seed: int, sequence: int) -> GateResult:
         """One fused launch on buffers full of NaN, compared with the fp32 reference; the rows also bit by bit."""
         with self._control.launching():
-            plan, space = self._prepare(routing, seed), self._space
-            space.gathered.fill_(math.nan)
-            space.out.fill_(math.nan)
-            launch = self._launch(config, plan, "fused")
+            plan = self._prepare(routing, seed)
+            rows = self._placed(config, plan)
+            rows.poison()
+            self._space.out.fill_(math.nan)
+            launches = self._planned(config, plan, ["fused"])
             self._count_from(sequence)
             stream = current_stream(self._index)
             meeting = self._meeting()
             meeting(stream)
-            launch(stream)
+            for launch in launches:
+                launch(stream)
             meeting(stream)  # nobody changes its rows while a peer still reads them
             synchronize(stream)
-        return self._judge(plan)
+        return self._judge(plan, rows)
 
     def time(self, config: Config, mode: str, seed: int, iterations: int, sequence: int) -> list[float]:
         """Microseconds of each launch on this rank; all ranks meet on the device just before each.
@@ -173,6 +193,7 @@ class CudaDispatchWorkbench:
         """
         with self._control.launching():
             plan = self._prepare(self.problem.routing, seed)
+            self._placed(config, plan)
             stream = current_stream(self._index)
             self._count_from(sequence)
             meeting = self._meeting()
@@ -190,8 +211,11 @@ class CudaDispatchWorkbench:
         policy = self.seat.policy
         if mode == "peer":
             return self._stopwatch.time(self._peer(plan), iterations, policy.warmup, meeting)
-        names = ("gather", "comp") if mode == "serial" else (mode,)
-        launches = [self._launch(config, plan, name) for name in names]
+        names = ["gather", "comp"] if mode == "serial" else [mode]
+        if mode in ("fused", "serial"):
+            launches = self._planned(config, plan, names)
+        else:  # a part, whose plan is there
+            launches = [self._launch(config, plan, name) for name in names]
 
         def work(stream: int) -> None:
             for launch in launches:
@@ -208,7 +232,7 @@ class CudaDispatchWorkbench:
     def close(self) -> None:
         """Leave the device; after a fault its calls fail, and nothing is left to free."""
         self._modules.clear()
-        del self._x
+        del self._x, self._everyone
         self._memory.close()
         self._control.close()
         self._page.close()
@@ -230,22 +254,41 @@ class CudaDispatchWorkbench:
         module = self._need_module()
         cluster = module.facts.cluster
         grid = sms // cluster * cluster
-        arguments = self._arguments(config, plan, roles, min(blocks, grid), module)
-        kept = (module, plan, self._weights, self._space, self._memory)
+        experts = config.number("own_first") if "own_first" in config else 0
+        walk = walk_own_first(plan, self.problem.pad, experts) if experts else plan.walk
+        arguments = self._arguments(config, plan, roles, min(blocks, grid), module, walk)
+        kept = (module, plan, (self._weights, walk), self._space, self._memory)
         return Launch(module.function, grid, module.facts.threads, module.smem_bytes, arguments, kept)
 
+    def _planned(self, config: Config, plan: Plan, names: list[str]) -> list[Launch]:
+        """Launches of these modes, after the one that builds their plan where the policy times that too."""
+        if self._timed_plans is None:
+            return [self._launch(config, plan, name) for name in names]
+        timed = self._timed_plans
+        built = timed.built(plan)
+        arrivals = self._space.arrivals.data_ptr()
+        first = timed.launch(self._need_module(), plan, arrivals, is_indexed(config))
+        return [first, *(self._launch(config, built, name) for name in names)]
+
     def _arguments(
-        self, config: Config, plan: Plan, roles: int, computing: int, module: DispatchModule
+        self,
+        config: Config,
+        plan: Plan,
+        roles: int,
+        computing: int,
+        module: DispatchModule,
+        walk: torch.Tensor,
     ) -> bytes:
         problem, space, boxes = self.problem, self._space, boxes_of(config, self.problem.weight_layout)
+        rows = self._rows(config, plan)
         gemm = GemmGlobals(
-            activations=matrix_view(self._maps, space.gathered, boxes.activations),
+            activations=matrix_view(self._maps, rows.buffer, boxes.activations),
             weights=matrix_view(self._maps, self._weights, boxes.weights),
             outputs=matrix_view(self._maps, space.out, boxes.outputs),
-            walk=plan.case.walks["index"].data_ptr(),  # rows arrive in the order of the experts
+            walk=walk.data_ptr(),
             dispenser=space.dispenser.data_ptr(),
             guard=self._control.guard,
-            num_experts=problem.local_experts,
+            num_experts=len(walk),
             reduction=problem.hidden,
             cols=problem.cols,
             pad=problem.pad,
@@ -254,22 +297,22 @@ class CudaDispatchWorkbench:
         warps = module.facts.threads // 32
         return DispatchGlobals(
             gemm=gemm,
-            gathered=space.gathered.data_ptr(),
+            gathered=rows.buffer.data_ptr(),
             plan=plan.words.data_ptr(),
             pull_indices=plan.pull_indices.data_ptr(),
             pull_tokens=plan.pull_tokens.data_ptr(),
             pull_slots=plan.pull_slots.data_ptr(),
-            slack=plan.slack.data_ptr(),
+            slack=rows.slack.data_ptr(),
             arrivals=space.arrivals.data_ptr(),
             queue=space.queue.data_ptr(),
             roles=roles,
             num_comp_blocks=computing,
-            head=_head(config, problem, computing),
+            head=head_of(config, problem, computing),
             top_k=problem.top_k,
-            wave=_wave(config),
-            opening=_opening(config),
+            wave=wave_of(config),
+            opening=opening_of(config),
             slots=RowSlots.within(module.smem_bytes, 2 * problem.hidden, warps),
-            tokens=self._memory.addresses(HEADER_BYTES),
+            tokens=token_rows(self._memory.addresses(HEADER_BYTES), self._section_bytes),
             token_rows=problem.tokens,
         ).packed()
 
@@ -281,6 +324,8 @@ class CudaDispatchWorkbench:
 
     def _count_from(self, sequence: int) -> None:
         self._sequence.fill_(sequence)
+        if self._timed_plans is not None:
+            self._timed_plans.count_from(sequence)
 
     def _try_peers(self, module: DispatchModule) -> None:
         stream = current_stream(self._index)
@@ -301,17 +346,13 @@ class CudaDispatchWorkbench:
 
         return library_work(multiply, self.seat.policy.launch_mode)
 
-    def _judge(self, plan: Plan) -> GateResult:
+    def _judge(self, plan: Plan, rows: Rows) -> GateResult:
         verdict = check_output(plan.case, self._space.out)
-        gathered, case = self._space.gathered, plan.case
-        wrong = torch.nonzero((gathered[case.slots] != case.activations[case.slots]).any(1)).flatten()
-        said = ""
-        if len(wrong):
-            said = f"{len(wrong)} gathered rows differ, the first at slot {int(case.slots[wrong[0]])}."
-        elif not bool(torch.isnan(gathered[case.rows :]).all()):
-            said = "A row behind the last expert was gathered."
-        elif not self._space.left_as_found(plan):
+        said = rows.wrong()
+        if not said and not self._space.left_as_found(rows.slack):
             said = "The launch left its counters other than it found them."
+        if not said and self._timed_plans is not None:
+            said = self._timed_plans.wrong_table(plan)
         if not said:
             return verdict
         sentence = f"{said} {verdict.sentence}".strip()
@@ -329,32 +370,21 @@ class CudaDispatchWorkbench:
         while len(self._plans) > 1 and sum(p.bytes for p in self._plans.values()) > self._kept_bytes:
             self._plans.popitem(last=False)
         self._space.fit(plan)
-        self._space.seed(plan)
         self._x.copy_(plan.x)
         return plan
+
+    def _rows(self, config: Config, plan: Plan) -> Rows:
+        if is_indexed(config):
+            return IndexedRows(plan, self._everyone, self.seat.rank)
+        return GatheredRows(plan, self._space)
+
+    def _placed(self, config: Config, plan: Plan) -> Rows:
+        """Where rows of this config go, with the counters seeded for it."""
+        rows = self._rows(config, plan)
+        self._space.seed(rows.slack)
+        return rows
 
     def _need_module(self) -> DispatchModule:
         if self._module is None:
             raise ArtifactError("No artifact is loaded.", "Send a load before gate or time.")
         return self._module
-
-
-def _head(config: Config, problem: Problem, computing: int) -> int:
-    """Rows that are fetched slot by slot first: none, all, or those of the tiles that compute blocks begin with."""
-    if config["order"] != "mixed":
-        return mirror.ALL_ROWS if config["order"] == "slot" else 0
-    tile_columns = ceil_div(problem.cols, config.number("COL_BLOCK"))
-    rows = ceil_div(computing, tile_columns) * config.number("ROW_BLOCK")
-    return round_up(rows, problem.pad)
-
-
-def _opening(config: Config) -> int:
-    """Waves that each warp of a compute block brings: one, where the rows it waits for are the first of the queue."""
-    return config.number("opening") if "opening" in config else int(config["order"] != "token")
-
-
-def _wave(config: Config) -> int:
-    """Rows of a draw; one where compute blocks open, so that the first rows are spread over all of them."""
-    if "wave" in config:
-        return config.number("wave")
-    return 1 if _opening(config) else WAVE

@@ -18,17 +18,21 @@ from tktune.families.cuda.gemm_inputs import GUARD_ROWS, Case, draw_tokens, make
 class Plan:
     """One (routing, seed) on one rank: the GEMM's case, this rank's token rows, and the tables on the device.
 
-    `case.activations` holds the gathered rows as they should become. int32: `words` (3), `pull_indices` (P, 2),
-    `pull_tokens` (U, 2), `pull_slots` (U, top_k), `slack` (B).
+    `case.activations` holds the gathered rows as they should become. int32: `ids` (tokens, top_k) of this rank,
+    `words` (3), `pull_indices` (P, 2), `pull_tokens` (U, 2), `pull_slots` (U, top_k), `slack` and `own_slack` (B),
+    `walk` (experts, 4).
     """
 
     case: Case
     x: torch.Tensor
+    ids: torch.Tensor
     words: torch.Tensor
     pull_indices: torch.Tensor
     pull_tokens: torch.Tensor
     pull_slots: torch.Tensor
     slack: torch.Tensor
+    own_slack: torch.Tensor
+    walk: torch.Tensor
 
     @property
     def bytes(self) -> int:
@@ -47,10 +51,19 @@ def make_plan(
         [tables.rows, tables.num_pad_blocks, len(tables.pull_tokens)], dtype=torch.int32, device=there
     )
     x = draw_tokens(problem, seed, there)[rank * problem.tokens : (rank + 1) * problem.tokens].clone()
-    on_device = [
-        t.to(there) for t in (tables.pull_indices, tables.pull_tokens, tables.pull_slots, tables.slack)
-    ]
-    return Plan(case, x, words, *on_device)
+    mine = torch.as_tensor(ids)[rank].to(torch.int32).contiguous()
+    return Plan(
+        case,
+        x,
+        ids=mine.to(there),
+        words=words,
+        pull_indices=tables.pull_indices.to(there),
+        pull_tokens=tables.pull_tokens.to(there),
+        pull_slots=tables.pull_slots.to(there),
+        slack=tables.slack.to(there),
+        own_slack=tables.own_slack.to(there),
+        walk=case.walks["index"],  # rows arrive in the order of the experts
+    )
 
 
 class Workspace:
@@ -75,15 +88,15 @@ class Workspace:
         if len(self.arrivals) < blocks:
             self.arrivals = torch.zeros(blocks, dtype=torch.int32, device=self._device)
 
-    def seed(self, plan: Plan) -> None:
-        """Make the counters what a launch expects and leaves behind."""
-        self.arrivals[: len(plan.slack)].copy_(plan.slack)
+    def seed(self, slack: torch.Tensor) -> None:
+        """Make the counters what a launch expects and leaves behind; those of pad blocks begin with `slack` (B)."""
+        self.arrivals[: len(slack)].copy_(slack)
         self.queue.zero_()
         self.dispenser.copy_(self._idle())
 
     def _idle(self) -> torch.Tensor:
         return torch.tensor([0, mirror.NEVER_LAST], dtype=torch.int32)
 
-    def left_as_found(self, plan: Plan) -> bool:
-        found = self.arrivals[: len(plan.slack)].equal(plan.slack) and not bool(self.queue.any())
+    def left_as_found(self, slack: torch.Tensor) -> bool:
+        found = self.arrivals[: len(slack)].equal(slack) and not bool(self.queue.any())
         return bool(found and self.dispenser.cpu().equal(self._idle()))

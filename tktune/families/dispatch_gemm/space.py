@@ -23,6 +23,7 @@ from tktune.families.formulas import (
     wanted_tokens,
 )
 from tktune.families.grouped_gemm import space_cpu, space_cuda
+from tktune.families.link_model import LinkFacts
 
 CPU_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CUDA_SPLITS = {
@@ -38,9 +39,17 @@ CUDA_ORDER = Parameter(
     "launch",
     "fetch each token once and scatter it, or fetch slot by slot; mixed: slots for the first wave of tiles, then tokens",
 )
+ACTIVATIONS = Parameter(
+    "ACTIVATIONS",
+    ("gathered", "indexed"),
+    "build",
+    "rows are stored to each slot that wants them, or once and loaded by index; own rows then stay where they are",
+)
+ACTIVATIONS_CODES = {"gathered": 0, "indexed": 1}
 RASTER_ROWS = Parameter("raster_rows", (0, 1), "launch", space_cuda.RASTER_ROWS.meaning)
 # The gate stands in the producer and needs registers there; consumers of up to eight warps give them.
 GATED_REGISTERS = {4: (56, 232), 8: (56, 224), 12: (56, 152)}
+MOST_INDEXED_ROWS = 1 << 16  # a loader keeps two rows in a register
 SLOT_RESERVE_BYTES = 2048  # semaphores and counters beside the row slots of a communication block
 
 
@@ -55,6 +64,13 @@ class DispatchGemm:
 
     name = "dispatch_gemm"
     purpose = "pull token rows from all ranks and multiply them as they arrive"
+
+    def __init__(self, link: LinkFacts | None = None) -> None:
+        self._link = link
+
+    def with_link(self, link: LinkFacts) -> DispatchGemm:
+        """This family with a cost model that uses what the link was measured to do."""
+        return DispatchGemm(link)
 
     def space(self, problem: Problem, device: DeviceClass) -> Space:
         if device.backend == "cpu":
@@ -72,19 +88,22 @@ class DispatchGemm:
         wgmma = space_cuda.uses_wgmma(device)
         split = _split(split_values(device.sm_count, CUDA_SPLITS[wgmma]), "SMs")
         over = ("num_comm_sms", "CLUSTER") if wgmma else ("num_comm_sms",)
+        forms = (ACTIVATIONS,) if wgmma else ()
+        default = space_cuda.default_build(device).replace(
+            num_comm_sms=16 if wgmma else 8, order="token", raster_rows=0
+        )
         return Space(
             problem,
             device,
-            (*space_cuda.build_parameters(device), split, CUDA_ORDER, RASTER_ROWS),
+            (*space_cuda.build_parameters(device), *forms, split, CUDA_ORDER, RASTER_ROWS),
             [
                 *space_cuda.build_constraints(device),
                 Constraint("row_fits_a_slot", "a token row fits shared memory", _row_fits, (), _short_row),
                 Constraint("clusters_fill_roles", "clusters fill each role's blocks", _clusters, over),
+                *(INDEXED_RULES if wgmma else ()),
                 *deadlock_constraints(self.roles, over),
             ],
-            space_cuda.default_build(device).replace(
-                num_comm_sms=16 if wgmma else 8, order="token", raster_rows=0
-            ),
+            default.replace(ACTIVATIONS="gathered") if wgmma else default,
             lambda config: _same_order(config, problem),
         )
 
@@ -111,18 +130,31 @@ class DispatchGemm:
         row_bytes = 2 * problem.hidden
         fetched = (rank_rows(problem) if config["order"] == "slot" else wanted_tokens(problem)) * row_bytes
         gathered = rank_rows(problem) * row_bytes
+        indexed = config.get("ACTIVATIONS") == "indexed"
+        lost = communicate / device.sm_count  # of the compute's speed, while communication lasts
         if device.backend == "cpu":
             comm = 1e6 * (fetched + gathered) / (communicate * space_cpu.CORE_COPIED)
             comp = space_cpu.compute_us(config, problem, device, device.sm_count)
             fill = comm / 16
         else:
             remote = fetched * (problem.world - 1) / problem.world
+            if indexed:  # each row once; own ones stay where they are
+                gathered = remote
             link = space_cuda.LINK_BYTES.get(device.interconnect, space_cuda.LINK_BYTES["pcie"])
-            per_sm = space_cuda.SM_GATHERED * (0.7 if config["order"] == "slot" else 1.0)
+            per_sm = space_cuda.SM_GATHERED * (0.7 if config["order"] == "slot" or indexed else 1.0)
             comm = 1e6 * max(remote / link, gathered / (communicate * per_sm))
             comp = space_cuda.compute_us(config, problem, device, device.sm_count)
+            if self._link is not None:
+                if indexed:
+                    measured = self._link.gather_us(remote, 0.0, row_bytes, 1.0, communicate)
+                else:
+                    measured = self._link.dispatch_us(
+                        fetched, gathered, row_bytes, communicate, problem.world
+                    )
+                comm = measured or comm
+                lost = self._link.lost_share(communicate) or lost
             fill = 15.0 + comm / 16
-        return max(comm, comp + comm * communicate / device.sm_count) + fill
+        return max(comm, comp + comm * lost) + fill
 
     def build_spec(self, build_part: Config, problem: Problem, device: DeviceClass) -> BuildSpec:
         if device.backend == "cpu":
@@ -131,8 +163,10 @@ class DispatchGemm:
         if space_cuda.main_loop(build_part) == "mma_sync":
             return spec
         producer, consumer = GATED_REGISTERS[build_part.number("CONSUMER_WARPS")]
-        roles = {"TKT_PRODUCER_REGISTERS": str(producer), "TKT_CONSUMER_REGISTERS": str(consumer)}
-        return dataclasses.replace(spec, defines={**spec.defines, **roles})
+        form = str(build_part["ACTIVATIONS"])
+        more = {"TKT_PRODUCER_REGISTERS": str(producer), "TKT_CONSUMER_REGISTERS": str(consumer)}
+        more["TKT_ACTIVATIONS"] = str(ACTIVATIONS_CODES[form])
+        return dataclasses.replace(spec, name=f"{spec.name}-{form}", defines={**spec.defines, **more})
 
     def workbench(self, seat: RankSeat) -> Workbench:
         bench: Workbench
@@ -148,8 +182,8 @@ class DispatchGemm:
 
 
 def _same_order(config: Config, problem: Problem) -> Config:
-    """With one expert a token, fetching by token and by slot are the same walk."""
-    if config["order"] != "token" and problem.top_k == 1:
+    """With one expert a token, fetching by token and by slot are the same walk. Indexed rows have no slots."""
+    if config["order"] != "token" and (problem.top_k == 1 or config.get("ACTIVATIONS") == "indexed"):
         return config.replace(order="token")
     return config
 
@@ -174,4 +208,36 @@ def _clusters(config: Config, problem: Problem, device: DeviceClass) -> str | No
     return f"clusters of {size} cannot fill {communicate} communication blocks of {device.sm_count} SMs"
 
 
+def _indexed_alone(config: Config, problem: Problem, device: DeviceClass) -> str | None:
+    if config["ACTIVATIONS"] == "gathered" or space_cuda.cluster(config) == 1:
+        return None
+    return f"the {space_cuda.cluster(config)} blocks of a cluster cannot share rows that each thread loads"
+
+
+def _rows_have_numbers(config: Config, problem: Problem, device: DeviceClass) -> str | None:
+    rows = problem.world * problem.tokens
+    if config["ACTIVATIONS"] == "gathered" or rows <= MOST_INDEXED_ROWS:
+        return None
+    return f"{rows} rows of all ranks do not have numbers of 16 bits"
+
+
+def _fewer_tokens(config: Config, problem: Problem, device: DeviceClass) -> str:
+    return f"use tokens ≤ {MOST_INDEXED_ROWS // problem.world}"
+
+
+INDEXED_RULES = (
+    Constraint(
+        "indexed_rows_are_not_shared",
+        "rows loaded by index are not multicast to a cluster",
+        _indexed_alone,
+        ("ACTIVATIONS", "CLUSTER"),
+    ),
+    Constraint(
+        "indexed_rows_have_numbers",
+        "rows loaded by index have 16-bit numbers",
+        _rows_have_numbers,
+        ("ACTIVATIONS",),
+        _fewer_tokens,
+    ),
+)
 FAMILY = DispatchGemm()

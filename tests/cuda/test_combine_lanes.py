@@ -1,0 +1,194 @@
+"""The combine roles' own source, run on the CPU lane by lane on all ranks at once, with bulk stores that are always late:
+results and partial rows bit for bit, words left as they were found. Mistakes planted in the source are caught.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+
+import numpy as np
+import pytest
+
+from tktune.core import combine_tables, tables
+from tktune.core.paths import csrc_root
+from tktune.core.problem import Problem
+from tktune.core.routing import parse_routing
+from tktune.families.bf16 import from_float, to_float
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not on PATH")
+
+HERE = csrc_root().parent / "tests" / "cuda" / "combine_lanes"
+SOURCES = ("combine.cuh", "combine_reduce.cuh", "combine_config.cuh")
+POISON = 0xFFFF
+FORMS = {"prereduce": 0, "pull": 1}
+
+
+def compiled(folder, world, mistake=None):
+    """The roles' program; `mistake` is a source, a text of it and what stands there instead."""
+    shutil.copytree(HERE, folder, dirs_exist_ok=True)
+    for name in SOURCES:  # the real ones, beside the stand-ins
+        shutil.copy(csrc_root() / "comm" / name, folder / "comm" / name)
+    if mistake is not None:
+        name, text, instead = mistake
+        source = folder / "comm" / name
+        assert source.read_text().count(text) == 1, mistake
+        source.write_text(source.read_text().replace(text, instead))
+    program = folder / "main"
+    command = ["g++", "-std=c++20", "-O1", "-Wall", "-Wno-unknown-pragmas", f"-DRANKS={world}"]
+    command += ["-I", str(folder), "-I", str(csrc_root()), str(folder / "main.cpp"), "-o", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    made = {}
+
+    def program(world):
+        if world not in made:
+            made[world] = compiled(tmp_path_factory.mktemp(f"world{world}"), world)
+        return made[world]
+
+    return program
+
+
+class Inputs:
+    """One problem on all ranks: what the program reads, and what it must write."""
+
+    def __init__(self, problem, routing, seed, form, order, groups):
+        self.problem, self.form = problem, form
+        ids = parse_routing(routing).draw(problem, seed)
+        stream = np.random.default_rng(seed)
+        values = from_float(stream.integers(-8, 9, (*ids.shape, problem.cols)) / 4)  # of each assignment
+        weights = (stream.integers(0, 64, ids.shape) / 64).astype(np.float32)
+        schedules = [tables.build(ids, problem, rank) for rank in range(problem.world)]
+        combines = [combine_tables.build(ids, problem, rank) for rank in range(problem.world)]
+        capacity = max(t.rows for t in schedules) + problem.pad
+        stride = capacity // problem.pad * groups
+        head = [problem.pad, problem.cols, capacity, problem.tokens, problem.top_k, stride]
+        self.content = b""
+        for t, c in zip(schedules, combines, strict=True):
+            rows = np.full((capacity, problem.cols), POISON, np.int32)
+            here = t.slots >= 0
+            rows[t.slots[here]] = values[here]
+            if form == "prereduce":
+                jobs, slots = combine_tables.push_jobs(t, problem, order, groups), t.pull_slots
+            else:
+                jobs, slots = combine_tables.pull_jobs(c, problem, order, groups), c.owner_slots
+            experts = np.stack([t.base, t.counts], 1)
+            for array in (
+                *(head, t.block_expert, experts, jobs, t.pull_tokens, slots, c.owners, c.push_expected),
+                *(c.final_contrib, weights.view(np.int32), rows),
+            ):
+                flat = np.ascontiguousarray(array, np.int32).reshape(-1)
+                self.content += struct.pack("<i", len(flat)) + flat.tobytes()
+        self.expected = [self._of_rank(r, ids[r], values[r], weights[r]) for r in range(problem.world)]
+
+    def _of_rank(self, rank, ids, values, weights):
+        """Result and partial rows of own tokens, from their own loops."""
+        problem = self.problem
+        partial = np.full((problem.world, problem.tokens, problem.cols), POISON, np.uint16)
+        y = np.zeros((problem.tokens, problem.cols), np.uint16)
+        for token in range(problem.tokens):
+            total = np.zeros(problem.cols, np.float32)
+            for owner in range(problem.world):
+                held = [x for x in range(problem.top_k) if ids[token, x] // problem.local_experts == owner]
+                if not held:
+                    continue
+                summed = np.zeros(problem.cols, np.float32)
+                for x in held:
+                    summed += weights[token, x] * to_float(values[token, x])
+                partial[owner, token] = from_float(summed)
+                total += to_float(partial[owner, token])
+            y[token] = from_float(total)
+        return y, partial if self.form == "prereduce" else np.full_like(partial, POISON)
+
+
+def ran(program, folder, inputs, groups, words, timeout=60):
+    """`words`: compute blocks, communication blocks, reducers, warps, slots, rounds, seed."""
+    (folder / "tables").write_bytes(inputs.content)
+    command = [program, folder / "tables", folder / "out", FORMS[inputs.form], groups, *words]
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=timeout)
+
+
+def wrong(folder, inputs):
+    """What of the output is not as expected; empty when all is."""
+    out = np.fromfile(folder / "out", np.uint16)
+    at = 0
+    for rank, arrays in enumerate(inputs.expected):
+        for name, array in zip(("the result", "partial rows"), arrays, strict=True):
+            if not np.array_equal(out[at : at + array.size].reshape(array.shape), array):
+                return f"{name} of rank {rank}"
+            at += array.size
+    return ""
+
+
+PROBLEMS = [
+    (Problem("gemm_combine", 8, 32, 6, 3, 34, world=2, pad=16), "uniform"),
+    (Problem("gemm_combine", 8, 32, 12, 2, 9, world=3, pad=32), "empty:0,5"),
+    (Problem("gemm_combine", 8, 64, 40, 32, 2, world=1, pad=8), "uniform"),  # a row in every lane
+    (Problem("gemm_combine", 8, 32, 4, 1, 11, world=2, pad=24), "one:3"),  # rank 0 holds nothing
+    (Problem("gemm_combine", 8, 640, 4, 2, 3, world=2, pad=8), "uniform"),  # lanes have more than one vector
+]
+# compute blocks, communication blocks, reducers, warps, slots of a warp
+SHAPES = [(1, 1, 1, 1, 1), (2, 1, 2, 2, 2), (1, 2, 1, 2, 3), (2, 1, 3, 1, 8)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_token_gets_its_sum_and_every_rank_what_it_is_owed(programs, tmp_path, form, groups, shape):
+    for number, (problem, routing) in enumerate(PROBLEMS):
+        order = combine_tables.JOB_ORDERS[number % 3]
+        inputs = Inputs(problem, routing, number, form, order, groups)
+        done = ran(programs(problem.world), tmp_path, inputs, groups, (*shape, 2, 7 * number + 1))
+        assert done.returncode == 0, f"{problem} {routing} {shape}: {done.stderr}"
+        assert wrong(tmp_path, inputs) == "", f"{problem} {routing} {shape}"
+
+
+PUSH = "combine.cuh"
+MISTAKES = {
+    "a row is counted before its store is performed": (
+        PUSH,
+        "                wait_for_stores(stored - 1);\n",
+        "",
+    ),
+    "the last rows are not waited for": (PUSH, "        wait_for_stores(0);\n", ""),
+    "a slot is filled while it is still read": (PUSH, "if (stored == G.warp_slots)", "if (stored > G.warp_slots)"),
+    "a slot forgets whose row it holds": (PUSH, "if (lane_id() == slot) held =", "if (lane_id() == 0) held ="),
+    "a block is announced one tile early": (PUSH, "row_tiles(pad_block) * tiles - 1)", "row_tiles(pad_block) * tiles - 2)"),
+    "tiles are counted by block alone": (PUSH, "return tile_of(t, end - 1) - tile_of(t, begin) + 1", "return 1"),
+    "rows are read before they have landed": (PUSH, "if ((G.roles & TKT_GATED) && job.slot >= 0)", "if (false)"),
+    "one watermark a job": (PUSH, "!= owed - 1) return", "< 0) return"),
+    "the watermark rises one row early": (PUSH, "!= owed - 1) return", "!= owed - 2) return"),
+    "the reduce does not wait": ("combine_reduce.cuh", "if (owes && !(whole >> rank & 1))", "if (false)"),
+    "the reduce adds planes nobody owes": (
+        "combine_reduce.cuh",
+        "__ldg(G.final_contrib + static_cast<int64_t>(token) * Globals::world + rank)",
+        "true",
+    ),
+    "rows go to one plane": (PUSH, "at(me * G.tokens + job.token.y", "at(0 * G.tokens + job.token.y"),
+    "weights of another rank": (PUSH, "static_cast<int64_t>(job.token.x) * G.tokens + job.token.y", "job.token.y"),
+    "the tail leaves the counts": (PUSH, "G.finished[word] = 0", "(void)word"),
+    "columns of the first group only": (PUSH, "at(me * G.tokens + job.token.y, job.group * width)", "at(me * G.tokens + job.token.y, 0)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_the_roles_is_caught(tmp_path, name):
+    """In one of a few schedules, something ends, is refused, or is wrong."""
+    (tmp_path / "lanes").mkdir()
+    program = compiled(tmp_path / "lanes", 2, MISTAKES[name])
+    problem, routing = PROBLEMS[0]
+    sizes = [
+        Inputs(problem.replace(tokens=tokens), routing, 1, "prereduce", "ready", 2) for tokens in (40, 6)
+    ]
+    for seed in range(24):
+        inputs = sizes[seed % 2]
+        done = ran(program, tmp_path, inputs, 2, (2, 1, 3, 2, 2, 1, seed))
+        if done.returncode != 0 or wrong(tmp_path, inputs) != "":
+            return
+    pytest.fail(f"nothing was wrong although {name}")

@@ -1,0 +1,191 @@
+"""The table kernel's own source, run on the CPU thread by thread: all ranks at once and plan after plan, every table
+equals the golden one element by element, and nothing else is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tktune.core import tables
+from tktune.core.paths import csrc_root
+from tktune.core.problem import Problem
+from tktune.core.routing import parse_routing
+
+LANES = Path(__file__).with_name("plan_lanes")
+UNTOUCHED = -77
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not on PATH")
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan_lanes")
+    shutil.copytree(LANES, folder, dirs_exist_ok=True)
+    for name in ("plan.cuh", "plan_config.cuh"):  # the real ones, beside the stand-ins
+        shutil.copy(csrc_root() / "comm" / name, folder / "comm" / name)
+    shutil.copy(csrc_root() / "abi.h", folder / "abi.h")
+    program = folder / "main"
+    command = ["g++", "-std=c++20", "-O2", "-Wall", "-Wno-unknown-pragmas", "-I", str(folder)]
+    done = subprocess.run(
+        [*command, str(folder / "main.cpp"), "-o", str(program)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def sizes(problem, capacity):
+    local, blocks, everyone = problem.local_experts, capacity // problem.pad, problem.world * problem.tokens
+    return {
+        "status": 2,
+        "words": 3,
+        "counts": local,
+        "base": local,
+        "walk": 4 * local,
+        "pull_indices": 2 * capacity,
+        "block_expert": blocks,
+        "slack": blocks,
+        "own_slack": blocks,
+        "arrivals": blocks,
+        "slots": everyone * problem.top_k,
+        "pull_tokens": 2 * everyone,
+        "pull_slots": everyone * problem.top_k,
+        "job_order": everyone,
+        "queue": 3,
+        "dispenser": 2,
+    }
+
+
+def build(runner, folder, problem, ids, *, blocks, seed=0, id_bytes=4, capacity=None, in_place=False):
+    """The arrays of every [plan][rank] by name; each is followed by words that must be untouched."""
+    plans = len(ids)
+    capacity = problem.capacity_rows if capacity is None else capacity
+    head = (problem.world, problem.tokens, problem.top_k, problem.experts, problem.pad, capacity)
+    head = np.array([*head, id_bytes, blocks, plans, seed, int(in_place)], np.int32)
+    (folder / "in").write_bytes(head.tobytes() + np.asarray(ids, np.int32).tobytes())
+    command = [str(runner), str(folder / "in"), str(folder / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said = np.fromfile(folder / "out", np.int32).reshape(plans, problem.world, -1)
+    outcome = []
+    for plan in range(plans):
+        outcome.append([])
+        for rank in range(problem.world):
+            flat, at, named = said[plan, rank], 0, {}
+            for name, size in sizes(problem, capacity).items():
+                named[name] = flat[at : at + size]
+                at += size
+                if name != "status":
+                    assert (flat[at : at + 8] == UNTOUCHED).all(), f"written behind {name}"
+                    at += 8
+            assert at == len(flat)
+            outcome[-1].append(named)
+    return outcome
+
+
+def compare(found, golden, local, in_place=False):
+    """Every array in its used part; the rest was not touched."""
+    tokens = len(golden.pull_tokens)
+    assert found["words"].tolist() == [golden.rows, golden.num_pad_blocks, tokens]
+    walk = [[e, golden.base[e], golden.counts[e], 0] for e in range(local)]
+    wanted = {name: getattr(golden, name) for name in found if hasattr(golden, name)}
+    wanted |= {
+        "walk": np.array(walk),
+        "arrivals": golden.own_slack if in_place else golden.slack,
+        "status": np.zeros(2),
+    }
+    wanted |= {"queue": np.zeros(3), "dispenser": np.array([0, 1 << 20])}
+    for name, array in found.items():
+        if name == "words":
+            continue
+        used = np.asarray(wanted[name]).reshape(-1)
+        assert np.array_equal(array[: len(used)], used), name
+        assert (array[len(used) :] == UNTOUCHED).all(), f"{name} was written beyond its end"
+
+
+def problem_of(experts, top_k, tokens, world, pad=8):
+    return Problem("dispatch_gemm", 16, 16, experts, top_k, tokens, world=world, pad=pad)
+
+
+CASES = [
+    (problem_of(8, 3, 70, 2, 16), ["uniform", "zipf:1.2", "uniform"], 2),
+    (problem_of(8, 3, 70, 2, 16), ["hot:0.9@3", "empty:0,5", "one:3", "empty:4,5,6,7"], 1),
+    (problem_of(64, 40, 33, 1), ["uniform", "zipf:0.8"], 2),  # more experts a token than lanes
+    (problem_of(12, 2, 65, 3, 32), ["empty:0,5", "uniform"], 3),
+    (problem_of(16, 4, 20, 8), ["hot:0.9@3", "uniform"], 1),
+    (problem_of(4, 1, 9, 2), ["one:3", "one:0", "uniform"], 1),  # a rank wants nothing
+    (problem_of(512, 8, 40, 2), ["uniform", "zipf:1.5"], 2),  # 256 experts a rank
+    (problem_of(30, 5, 31, 5), ["uniform", "one:7"], 2),  # more blocks than words
+    (problem_of(7, 7, 64, 7), ["uniform"], 2),  # every token to every expert
+    (problem_of(6, 2, 500, 1, 128), ["uniform", "one:1"], 3),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_every_table_is_the_golden_one(runner, tmp_path, number):
+    problem, routings, blocks = CASES[number]
+    ids = [parse_routing(text).draw(problem, 17 * number + i) for i, text in enumerate(routings)]
+    id_bytes = 8 if number % 2 else 4
+    in_place = number % 3 == 0
+    words = {"blocks": blocks, "seed": number, "id_bytes": id_bytes, "in_place": in_place}
+    outcome = build(runner, tmp_path, problem, ids, **words)
+    for plan, of_ranks in zip(ids, outcome, strict=True):
+        for rank, found in enumerate(of_ranks):
+            compare(found, tables.build(plan, problem, rank), problem.local_experts, in_place)
+
+
+def test_many_seeds_of_one_shape(runner, tmp_path):
+    problem = problem_of(12, 3, 45, 2)
+    for seed in range(12):
+        ids = [parse_routing("uniform").draw(problem, 100 + 2 * seed + i) for i in range(2)]
+        outcome = build(runner, tmp_path, problem, ids, blocks=1 + seed % 3, seed=seed)
+        for plan, of_ranks in zip(ids, outcome, strict=True):
+            for rank, found in enumerate(of_ranks):
+                compare(found, tables.build(plan, problem, rank), problem.local_experts)
+
+
+@pytest.mark.parametrize("wrong", [-5, 8, 2**31 - 1, "twice"])
+def test_every_rank_hears_of_a_wrong_id_and_leaves_it_out(runner, tmp_path, wrong):
+    problem = problem_of(8, 3, 40, 2)
+    ids = parse_routing("uniform").draw(problem, 3)
+    clean = ids.copy()
+    ids[1, 37, 2] = ids[1, 37, 0] if wrong == "twice" else wrong
+    (first, second) = build(runner, tmp_path, problem, [ids, clean], blocks=2)
+    for rank in range(2):
+        assert first[rank]["status"].tolist() == [1, 0]
+        slots = first[rank]["slots"].reshape(ids.shape)
+        assert slots[1, 37, 2] == -1
+        others = np.delete(slots.reshape(-1, 3), 40 + 37, axis=0)
+        here = np.delete(ids.reshape(-1, 3), 40 + 37, axis=0) // problem.local_experts == rank
+        assert np.array_equal(others >= 0, here)
+        compare(second[rank], tables.build(clean, problem, rank), problem.local_experts)
+
+
+def test_rows_that_do_not_fit_make_an_empty_plan_and_say_how_many_there_were(runner, tmp_path):
+    problem = problem_of(4, 2, 60, 2)
+    crowded, spread = (parse_routing(text).draw(problem, 1) for text in ("hot:1.0@0", "uniform"))
+    goldens = [tables.build(ids, problem, 0) for ids in (crowded, spread)]
+    capacity = goldens[1].rows
+    assert goldens[0].rows > capacity
+    (full, fine) = build(runner, tmp_path, problem, [crowded, spread], blocks=1, capacity=capacity)
+    found = full[0]
+    assert found["status"].tolist() == [0, goldens[0].rows]
+    assert found["words"].tolist() == [0, 0, 0]
+    assert (found["slots"] == -1).all() and (found["pull_indices"] == UNTOUCHED).all()
+    assert found["walk"].reshape(-1, 4)[:, 2].tolist() == [0, 0]
+    compare(fine[0], goldens[1], problem.local_experts)
+
+
+def test_the_check_would_notice_a_changed_table(runner, tmp_path):
+    problem = problem_of(8, 3, 40, 2)
+    ids = parse_routing("uniform").draw(problem, 3)
+    ((found, _),) = build(runner, tmp_path, problem, [ids], blocks=2)
+    golden = tables.build(ids, problem, 0)
+    swapped = golden.pull_tokens.copy()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    with pytest.raises(AssertionError, match="pull_tokens"):
+        compare(found, dataclasses.replace(golden, pull_tokens=swapped), problem.local_experts)

@@ -1,0 +1,78 @@
+"""The fused launch of one config on buffers of fixed size whose plan lives on the device: what a replayed graph may
+launch again after the plan has changed.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tktune.core.config import Config
+from tktune.core.problem import Problem
+from tktune.families.cuda import dispatch_globals as mirror
+from tktune.families.cuda.dispatch_globals import DispatchGlobals, RowSlots
+from tktune.families.cuda.gemm_globals import GemmGlobals, Guard, boxes_of
+from tktune.families.cuda.launch import Launch
+from tktune.families.cuda.tensor_map import TensorMaps
+from tktune.families.dispatch_gemm.launch_cuda import DispatchModule
+from tktune.families.dispatch_gemm.launch_words import head_of, opening_of, wave_of
+from tktune.families.dispatch_gemm.rows_cuda import is_indexed
+from tktune.families.dispatch_gemm.tables_cuda import DeviceTables
+from tktune.families.grouped_gemm.launch_cuda import matrix_view
+
+
+def fused_launch(
+    module: DispatchModule,
+    config: Config,
+    problem: Problem,
+    sm_count: int,
+    maps: TensorMaps,
+    guard: Guard,
+    token_rows: tuple[int, ...],
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    out: torch.Tensor,
+    tables: DeviceTables,
+) -> Launch:
+    """`token_rows[r]`: where rank r's rows (tokens, hidden) lie; `out` (capacity, cols).
+
+    `rows` is what the GEMM reads: gathered (capacity, hidden), or indexed (ranks × tokens, hidden), where this rank's
+    own rows lie in their section already.
+    """
+    boxes, at, facts = boxes_of(config, problem.weight_layout), tables.at, module.facts
+    grid = sm_count // facts.cluster * facts.cluster
+    computing = min(sm_count - config.number("num_comm_sms"), grid)
+    gemm = GemmGlobals(
+        activations=matrix_view(maps, rows, boxes.activations),
+        weights=matrix_view(maps, weights, boxes.weights),
+        outputs=matrix_view(maps, out, boxes.outputs),
+        walk=at["walk"],
+        dispenser=at["dispenser"],
+        guard=guard,
+        num_experts=problem.local_experts,
+        reduction=problem.hidden,
+        cols=problem.cols,
+        pad=problem.pad,
+        raster_rows=config.number("raster_rows"),
+    )
+    arguments = DispatchGlobals(
+        gemm=gemm,
+        gathered=rows.data_ptr(),
+        plan=at["words"],
+        pull_indices=at["pull_indices"],
+        pull_tokens=at["pull_tokens"],
+        pull_slots=at["pull_slots"],
+        slack=at["own_slack" if is_indexed(config) else "slack"],
+        arrivals=at["arrivals"],
+        queue=at["queue"],
+        roles=mirror.FUSED,
+        num_comp_blocks=computing,
+        head=head_of(config, problem, computing),
+        top_k=problem.top_k,
+        wave=wave_of(config),
+        opening=opening_of(config),
+        slots=RowSlots.within(module.smem_bytes, 2 * problem.hidden, facts.threads // 32),
+        tokens=token_rows,
+        token_rows=problem.tokens,
+    ).packed()
+    kept = (module, rows, weights, out, tables.memory)
+    return Launch(module.function, grid, facts.threads, module.smem_bytes, arguments, kept)

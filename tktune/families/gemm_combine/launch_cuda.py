@@ -1,0 +1,351 @@
+"""gemm_combine on a rank with a GPU: expert rows, partial rows and signal words live in the ranks' symmetric memory."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuda.bindings import driver as cu
+
+from tktune.core.config import Config
+from tktune.core.errors import ArtifactError, GangError, WordsError
+from tktune.families.base import GateResult, RankSeat
+from tktune.families.control_page import ControlPage
+from tktune.families.cuda import dispatch_globals as wire
+from tktune.families.cuda.control import Control
+from tktune.families.cuda.driver import (
+    Handle,
+    attach,
+    check,
+    current_stream,
+    load_lazily,
+    memory_bytes,
+    synchronize,
+)
+from tktune.families.cuda.gemm_globals import GemmGlobals, Guard, boxes_of
+from tktune.families.cuda.gemm_inputs import draw_weights
+from tktune.families.cuda.launch import Graph, Launch
+from tktune.families.cuda.module import Module, verified
+from tktune.families.cuda.stopwatch import Stopwatch
+from tktune.families.cuda.symmetric import HEADER_BYTES, MEETING, MemfdExchange, SymmetricMemory, try_peers
+from tktune.families.cuda.tensor_map import TensorMaps
+from tktune.families.gemm_combine.abi import FORMS
+from tktune.families.gemm_combine.globals_cuda import QUEUE_WORDS, CombineGlobals, globals_bytes
+from tktune.families.gemm_combine.layout import MOST_GROUPS, SymmetricLayout
+from tktune.families.gemm_combine.plan_cuda import CombinePlan, check_combined, make_plan
+from tktune.families.gemm_combine.space_cuda import sum_warps
+from tktune.families.grouped_gemm.launch_cuda import KEPT_CASES_SHARE, library_work, matrix_view
+
+EXCHANGE_S = 45.0  # below the driver's deadline for seating a rank
+PATIENCE_S = (
+    120.0  # of meetings between ranks that prepare at their own pace: the driver's deadline comes first
+)
+SELF_TEST_ROUNDS = 64
+GUARD_TOKENS = 8  # behind the last token, which nobody may write
+# Roles and the lowest blocks that compute: all of them, or those that the split leaves.
+MODES = {
+    "fused": (wire.FUSED, "split"),
+    "comp": (wire.COMPUTE, "all"),
+    "comm": (wire.COMMUNICATE, "split"),
+    "announce": (wire.COMPUTE | wire.GATED, "all"),
+    "sum": (wire.COMMUNICATE | wire.GATED, "none"),
+}
+
+
+class CombineModule(Module):
+    """A combine artifact: the fused entry, the meeting of ranks and the self-test of their memory.
+
+    `smem_bytes`: what a launch asks for, the device's whole opt-in size, so that every block has an SM of its own.
+    """
+
+    def __init__(self, content: bytes, sm_count: int, smem_bytes: int) -> None:
+        super().__init__(content, "gemm_combine", sm_count)
+        self.world, self.slots_bytes, self.warps, *argument_bytes = self._words(
+            "tktune_gemm_combine_world", 5
+        )
+        wanted = [wire.meeting_bytes(self.world), wire.self_test_bytes(self.world)]
+        if self.facts.globals_bytes != globals_bytes(self.world) or argument_bytes != wanted:
+            self.close()
+            raise ArtifactError(
+                f"The artifact takes launch arguments of {self.facts.globals_bytes} bytes, and "
+                f"{globals_bytes(self.world)} are made.",
+                "Build it with the sources of this version.",
+            )
+        self.smem_bytes = max(smem_bytes, self.facts.smem_bytes)
+        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check(cu.cuFuncSetAttribute(self.function, attribute, self.smem_bytes))
+        self.meet = self._entry("meet")
+        self.self_test = self._entry("self_test")
+
+    def _entry(self, name: str) -> Handle:
+        return check(cu.cuModuleGetFunction(self._handle, f"tktune_gemm_combine_{name}".encode()))
+
+
+class CudaCombineWorkbench:
+    """One rank's seat at a GPU, beside its peers. Plans are kept per (routing, seed), modules per artifact.
+
+    Sequence numbers: `gate` takes two, `time` one for each launch and two more.
+    """
+
+    family = "gemm_combine"
+
+    def __init__(self, seat: RankSeat) -> None:
+        self.seat, self.problem = seat, seat.problem
+        self._index = seat.device_index
+        load_lazily()  # everything is used once before ranks meet, so that nothing is loaded while one waits
+        attach(self._index)
+        self._device = torch.device("cuda", self._index)
+        self._page = ControlPage(seat.control_fd)
+        self._control = Control(self._page, seat.rank, seat.spin_limit_s)
+        guard = self._control.guard
+        self._patient = Guard(PATIENCE_S, guard.rank, guard.report, guard.abort_word)
+        exchange = MemfdExchange(seat.symmetric_fds, seat.rank, EXCHANGE_S, lambda: self._page.aborted)
+        problem = self.problem
+        self._layout = layout = SymmetricLayout.of(problem, HEADER_BYTES)
+        self._memory = SymmetricMemory(layout.bytes, seat.rank, seat.world, exchange)
+        self._rows = self._memory.tensor(torch.bfloat16, (layout.num_rows, problem.cols), layout.rows)
+        shape = (seat.world, problem.tokens, problem.cols)
+        self._staging = self._memory.tensor(torch.bfloat16, shape, layout.staging)
+        self._modules: dict[str, CombineModule] = {}
+        self._module: CombineModule | None = None
+        self._peers_tried = False
+        self._maps = TensorMaps()
+        self._plans: OrderedDict[tuple[str, int], CombinePlan] = OrderedDict()
+        self._kept_bytes = memory_bytes(self._index) // KEPT_CASES_SHARE
+        policy = seat.policy
+        with self._control.launching():
+            self._weights = draw_weights(problem, seat.rank, self._device)
+            self._y = torch.empty(
+                problem.tokens + GUARD_TOKENS, problem.cols, dtype=torch.bfloat16, device=self._device
+            )
+            blocks = problem.capacity_rows // problem.pad
+            self._finished, self._queue, self._dispenser = (
+                torch.zeros(n, dtype=torch.int32, device=self._device)
+                for n in (blocks * MOST_GROUPS, QUEUE_WORDS, 2)
+            )
+            self._sequence = torch.zeros(1, dtype=torch.int64, device=self._device)
+            flush = policy.flush_bytes if policy.cache_state == "cold" else 0
+            self._stopwatch = Stopwatch(self._index, flush)
+            self._prepare(problem.routing, policy.routing_seeds[0])  # library kernels are loaded now
+            synchronize(current_stream(self._index))
+
+    # The workbench protocol.
+
+    def load(self, artifact: Path, sha256: str, build_part: Config) -> dict[str, Any]:
+        """Verify the file's SHA-256, load it whole; the first time, try the peers' memory. Raises `ArtifactError`."""
+        self._module = None
+        device = self.seat.device
+        module = self._modules.get(sha256)
+        if module is None:
+            module = CombineModule(verified(artifact, sha256), device.sm_count, device.smem_optin_bytes)
+            self._modules[sha256] = module
+        if module.world != self.seat.world:
+            raise ArtifactError(
+                f"{artifact} was built for {module.world} ranks, and there are {self.seat.world}.",
+                "Build it for this world.",
+            )
+        if not self._peers_tried:
+            self._try_peers(module)
+        self._module = module
+        return {
+            "smem_bytes": module.facts.smem_bytes,
+            "threads": module.facts.threads,
+            "cluster": module.facts.cluster,
+            "resident_blocks": module.resident_blocks,
+        }
+
+    def gate(self, config: Config, routing: str, seed: int, sequence: int) -> GateResult:
+        """One fused launch on buffers full of NaN, compared with the fp32 reference (`plan_cuda.check_combined`)."""
+        with self._control.launching():
+            plan = self._prepare(routing, seed)
+            for buffer in (self._y, self._staging, self._rows[: len(plan.activations)]):
+                buffer.fill_(math.nan)
+            self._seed(sequence)
+            launch, meeting = self._launch(config, plan, "fused"), self._meeting()
+            stream = current_stream(self._index)
+            meeting(stream)  # every rank's buffers are ready
+            launch(stream)
+            meeting(stream)  # nobody changes its buffers while a peer still reads or writes them
+            synchronize(stream)
+            rows = self._rows[: len(plan.activations)]
+            verdict = check_combined(
+                self.problem, plan, self._y, rows, self._staging, config["form"] == "pull"
+            )
+            counters = (self._finished, self._queue, self._dispenser)
+            if any(bool(counter.any()) for counter in counters):
+                said = f"The launch left its counters other than it found them. {verdict.sentence}".strip()
+                verdict = GateResult(False, verdict.worst_error, verdict.tolerance, said)
+        return verdict
+
+    def time(self, config: Config, mode: str, seed: int, iterations: int, sequence: int) -> list[float]:
+        """Microseconds of each launch on this rank; all ranks meet on the device just before each.
+
+        `comm` keeps the split and leaves compute out, with its rows in place; `serial` is the GEMM on all SMs, then the
+        sums on all; `peer` is `torch._grouped_mm`.
+        """
+        policy = self.seat.policy
+        with self._control.launching():
+            plan = self._prepare(self.problem.routing, seed)
+            self._seed(sequence)
+            stream, meeting = current_stream(self._index), self._meeting()
+            meeting(stream)
+            self._launch(config, plan, "comp")(stream)  # rows are in place for whoever only sums
+            synchronize(stream)
+            if mode == "peer":
+                rows = plan.activations[: plan.rows]
+                ekn = self.problem.weight_layout == "ekn"
+                weights = self._weights if ekn else self._weights.transpose(1, 2)
+                work = library_work(
+                    lambda: torch._grouped_mm(rows, weights, offs=plan.offsets), policy.launch_mode
+                )
+                samples = self._stopwatch.time(work, iterations, policy.warmup, meeting)
+            else:
+                names = ["announce", "sum"] if mode == "serial" else [mode]
+                launches = [self._launch(config, plan, name) for name in names]
+                samples = self._timed(launches, iterations, meeting)
+            meeting(stream)  # nobody changes its buffers while a peer still reads or writes them
+            synchronize(stream)
+        return samples
+
+    def _timed(self, launches: list[Launch], iterations: int, meeting: Launch) -> list[float]:
+        policy = self.seat.policy
+
+        def work(stream: int) -> None:
+            for launch in launches:
+                launch(stream)
+
+        if policy.launch_mode == "direct":
+            return self._stopwatch.time(work, iterations, policy.warmup, meeting)
+        graph = Graph(work)
+        try:
+            return self._stopwatch.time(graph, iterations, policy.warmup, meeting)
+        finally:
+            graph.close()
+
+    def result(self) -> torch.Tensor:
+        """What the last launch left, (tokens, cols) bf16."""
+        return self._y[: self.problem.tokens]
+
+    def close(self) -> None:
+        """Leave the device; after a fault its calls fail, and nothing is left to free."""
+        self._modules.clear()
+        del self._rows, self._staging
+        self._memory.close()
+        self._control.close()
+        self._page.close()
+
+    # One launch.
+
+    def _launch(self, config: Config, plan: CombinePlan, mode: str) -> Launch:
+        if mode not in MODES:
+            raise WordsError(f"There is no mode {mode!r}.", "Use fused, comp, comm, serial or peer.")
+        module = self._need_module()
+        roles, who = MODES[mode]
+        cluster = module.facts.cluster
+        grid = self.seat.device.sm_count // cluster * cluster
+        computing = {"all": grid, "none": 0, "split": grid - config.number("num_comm_sms")}[who]
+        arguments, jobs = self._arguments(config, plan, roles, computing)
+        kept = (module, plan, jobs, self._weights, self._y, self._finished, self._queue, self._dispenser)
+        return Launch(
+            module.function,
+            grid,
+            module.facts.threads,
+            module.smem_bytes,
+            arguments,
+            (*kept, self._sequence, self._memory),
+        )
+
+    def _arguments(
+        self, config: Config, plan: CombinePlan, roles: int, computing: int
+    ) -> tuple[bytes, tuple[torch.Tensor, torch.Tensor]]:
+        problem, layout, memory = self.problem, self._layout, self._memory
+        boxes = boxes_of(config, problem.weight_layout)
+        form, groups = str(config["form"]), config.number("signal_groups")
+        jobs, words = plan.jobs_of(problem, form, str(config["order"]), groups)
+        gemm = GemmGlobals(
+            activations=matrix_view(self._maps, plan.activations, boxes.activations),
+            weights=matrix_view(self._maps, self._weights, boxes.weights),
+            outputs=matrix_view(self._maps, self._rows[: len(plan.activations)], boxes.outputs),
+            walk=plan.walk.data_ptr(),
+            dispenser=self._dispenser.data_ptr(),
+            guard=self._control.guard,
+            num_experts=len(plan.walk),
+            reduction=problem.hidden,
+            cols=problem.cols,
+            pad=problem.pad,
+        )
+        at = {name: table.data_ptr() for name, table in plan.tables.items()}
+        packed = CombineGlobals(
+            gemm=gemm,
+            plan=words.data_ptr(),
+            block_expert=at["block_expert"],
+            experts=plan.experts.data_ptr(),
+            jobs=jobs.data_ptr(),
+            pull_tokens=at["pull_tokens"],
+            slots=at["owner_slots" if form == "pull" else "pull_slots"],
+            owners=at["owners"],
+            topk_weights=plan.topk_weights.data_ptr(),
+            push_expected=at["push_expected"],
+            final_contrib=at["final_contrib"],
+            y=self._y.data_ptr(),
+            finished=self._finished.data_ptr(),
+            queue=self._queue.data_ptr(),
+            sequence=self._sequence.data_ptr(),
+            roles=roles,
+            num_comp_blocks=computing,
+            num_reduce_blocks=config.number("num_reduce_sms"),
+            form=FORMS[form],
+            groups=groups,
+            top_k=problem.top_k,
+            tokens=problem.tokens,
+            warp_slots=config.number("rows_in_flight"),
+            landed_stride=layout.landed_stride,
+            sum_warps=config.number("CONSUMER_WARPS") if form == "pull" else sum_warps(config, problem),
+            rows=memory.addresses(layout.rows),
+            staging=memory.addresses(layout.staging),
+            watermarks=memory.addresses(layout.watermarks),
+            landed=memory.addresses(layout.landed),
+            capacity=layout.num_rows,
+        ).packed()
+        return packed, (jobs, words)
+
+    def _meeting(self) -> Launch:
+        """All ranks leave it together; each call of it is the next one, also when a graph replays it."""
+        words = self._memory.addresses(MEETING)
+        arguments = wire.packed_meeting(words, self._sequence.data_ptr(), self._patient)
+        return Launch(self._need_module().meet, 1, 32, 0, arguments, (self._sequence, self._memory))
+
+    def _seed(self, sequence: int) -> None:
+        """Count from `sequence`, with every counter as a launch expects and leaves it."""
+        self._sequence.fill_(sequence)
+        for counter in (self._finished, self._queue, self._dispenser):
+            counter.zero_()
+
+    def _try_peers(self, module: CombineModule) -> None:
+        stream = current_stream(self._index)
+        with self._control.launching():
+            wrong = try_peers(module.self_test, self._memory, self._patient, 0, SELF_TEST_ROUNDS, stream)
+        if wrong:
+            raise GangError(wrong, "Check the topology and the IOMMU settings; run `tktune doctor`.")
+        self._peers_tried = True
+
+    # Inputs.
+
+    def _prepare(self, routing: str, seed: int) -> CombinePlan:
+        """The plan with its activations in their slots."""
+        key = (routing, seed)
+        plan = self._plans.pop(key, None)
+        if plan is None:
+            plan = make_plan(self.problem, self._weights, self.seat.rank, routing, seed)
+        self._plans[key] = plan
+        while len(self._plans) > 1 and sum(p.bytes for p in self._plans.values()) > self._kept_bytes:
+            self._plans.popitem(last=False)
+        return plan
+
+    def _need_module(self) -> CombineModule:
+        if self._module is None:
+            raise ArtifactError("No artifact is loaded.", "Send a load before gate or time.")
+        return self._module

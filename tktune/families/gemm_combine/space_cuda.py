@@ -1,0 +1,177 @@
+"""gemm_combine on GPUs: the GEMM's build parameters with the roles' own, their rules, defines and costs. The kernel is
+csrc/kernels/gemm_combine.cu. It has not run on a GPU yet, so the family does not offer this space.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from tktune.core.build_spec import BuildSpec
+from tktune.core.config import Config
+from tktune.core.device import DeviceClass
+from tktune.core.problem import Problem
+from tktune.core.roles import RoleModel
+from tktune.core.space import Constraint, Parameter, Space
+from tktune.families.formulas import ceil_div, deadlock_constraints, rank_rows, split_values, wanted_tokens
+from tktune.families.gemm_combine.parameters import (
+    FORM,
+    ORDER,
+    REDUCERS_MEANING,
+    SPLIT_MEANING,
+    canonical,
+    groups_divide,
+    moved_rows,
+)
+from tktune.families.grouped_gemm import space_cuda
+
+SPLITS = {True: (4, 8, 12, 16, 24, 32), False: (2, 4, 8, 12, 16, 24)}
+REDUCERS = {True: (32, 96), False: (32, 80)}
+WARP_SLOTS = Parameter(
+    "rows_in_flight", (2, 4), "launch", "row slots of a warp: one is formed, others are on their way"
+)
+SIGNAL_GROUPS = Parameter(
+    "signal_groups", (1, 2), "launch", "runs of columns in which a pad block is announced and summed"
+)
+MOST_TOP_K = 32  # a lane holds one of a token's rows
+# The epilogue stands in the storer, a producer warp, and needs registers there.
+SIGNALLING_REGISTERS = {4: (56, 232), 8: (56, 224), 12: (56, 152)}
+
+
+def space(
+    problem: Problem, device: DeviceClass, roles: Callable[[Config, Problem, DeviceClass], RoleModel]
+) -> Space:
+    """The space of `problem` on a CUDA device class; `roles` is the family's role model."""
+    wgmma = space_cuda.uses_wgmma(device)
+    over = ("num_comm_sms", "num_reduce_sms", "form")
+    builds = tuple(p.name for p in space_cuda.build_parameters(device))
+    return Space(
+        problem,
+        device,
+        (
+            *space_cuda.build_parameters(device),
+            Parameter(
+                "num_comm_sms", split_values(device.sm_count, SPLITS[wgmma]), "launch", f"SMs {SPLIT_MEANING}"
+            ),
+            Parameter(
+                "num_reduce_sms",
+                split_values(device.sm_count - 1, REDUCERS[wgmma]),
+                "launch",
+                f"SMs {REDUCERS_MEANING}",
+            ),
+            FORM,
+            ORDER,
+            WARP_SLOTS,
+            SIGNAL_GROUPS,
+        ),
+        [
+            *space_cuda.build_constraints(device),
+            Constraint(
+                "top_k_fits_a_warp", "a lane holds one of a token's rows", _few_experts, (), _fewer_experts
+            ),
+            Constraint(
+                "groups_divide_columns",
+                "runs of announced columns are whole tiles",
+                groups_divide,
+                ("COL_BLOCK", "signal_groups"),
+            ),
+            Constraint(
+                "row_slots",
+                "the row slots of a block fit over its pipeline memory",
+                _slots_fit,
+                (*builds, "rows_in_flight", "signal_groups", "form"),
+            ),
+            Constraint(
+                "clusters_fill_roles",
+                "clusters fill each role's blocks",
+                _clusters,
+                ("num_comm_sms", "CLUSTER") if wgmma else ("num_comm_sms",),
+            ),
+            *deadlock_constraints(roles, over),
+        ],
+        space_cuda.default_build(device).replace(
+            num_comm_sms=16 if wgmma else 8,
+            num_reduce_sms=REDUCERS[wgmma][-1],
+            form="prereduce",
+            order="ready",
+            rows_in_flight=2,
+            signal_groups=1,
+        ),
+        lambda config: canonical(config, problem, REDUCERS[wgmma][0]),
+    )
+
+
+def build_spec(family: str, build_part: Config, problem: Problem, device: DeviceClass) -> BuildSpec:
+    spec = space_cuda.build_spec(family, build_part, problem, device)
+    if space_cuda.main_loop(build_part) == "mma_sync":
+        return spec
+    producer, consumer = SIGNALLING_REGISTERS[build_part.number("CONSUMER_WARPS")]
+    roles = {"TKT_PRODUCER_REGISTERS": str(producer), "TKT_CONSUMER_REGISTERS": str(consumer)}
+    return dataclasses.replace(spec, defines={**spec.defines, **roles})
+
+
+def cost_us(config: Config, problem: Problem, device: DeviceClass) -> float:
+    """The GEMM on its own SMs, then the sums that were not ready while it ran, then the reduce; or the link, where that
+    takes longer. A sum of m rows is ready, on average, at m ÷ (m + 1) of the GEMM (research/fused_kernels.md §1.11).
+    """
+    seats, communicate = device.sm_count, config.number("num_comm_sms")
+    comp = space_cuda.compute_us(config, problem, device, seats - communicate)
+    read, written, reduced = moved_rows(config, problem)
+    row_bytes = 2 * problem.cols
+    pulls = config["form"] == "pull"
+    crossing = (rank_rows(problem) if pulls else wanted_tokens(problem)) * (problem.world - 1) / problem.world
+    link = (
+        1e6
+        * crossing
+        * row_bytes
+        / space_cuda.LINK_BYTES.get(device.interconnect, space_cuda.LINK_BYTES["pcie"])
+    )
+    work = 1e6 * (read + written) * row_bytes / space_cuda.SM_GATHERED
+    rows_of_a_sum = rank_rows(problem) / (problem.tokens if pulls else wanted_tokens(problem))
+    late = 1.0 if config["order"] == "token" else rows_of_a_sum / (rows_of_a_sum + 1)
+    hidden = min(work, communicate * comp * (1 - late))
+    tail = max((work - hidden) / seats, link * (1 - hidden / work))
+    reduce = 1e6 * reduced * row_bytes / (config.number("num_reduce_sms") * space_cuda.SM_GATHERED)
+    return comp + tail + reduce + 10.0
+
+
+def slots_bytes(config: Config) -> int:
+    """Shared memory that row slots may take: stages and output slots of the GEMM, in whole 128 bytes."""
+    row, col, red = config.number("ROW_BLOCK"), config.number("COL_BLOCK"), config.number("RED_BLOCK")
+    warps = config.number("CONSUMER_WARPS")
+    rings = {"mma_sync": 0, "wgmma_pingpong": 1, "wgmma": warps // 4}[space_cuda.main_loop(config)]
+    out = rings * config.number("OUT_SLOTS") * space_cuda.OUT_SLOT_BYTES if rings else 0
+    return (config.number("STAGES") * (row + col) * red * 2 + out + 16) // 128 * 128
+
+
+def _few_experts(config: Config, problem: Problem, device: DeviceClass) -> str | None:
+    return None if problem.top_k <= MOST_TOP_K else f"top_k {problem.top_k} is more than {MOST_TOP_K} lanes"
+
+
+def _fewer_experts(config: Config, problem: Problem, device: DeviceClass) -> str:
+    return f"use top_k ≤ {MOST_TOP_K}"
+
+
+def sum_warps(config: Config, problem: Problem) -> int:
+    """Warps of a block that sum: as many of those that multiply as have room for their row slots."""
+    width = ceil_div(problem.cols, config.number("signal_groups"))
+    fit = slots_bytes(config) // (config.number("rows_in_flight") * 2 * width)
+    return min(config.number("CONSUMER_WARPS"), fit)
+
+
+def _slots_fit(config: Config, problem: Problem, device: DeviceClass) -> str | None:
+    """M3: the row slots of at least half the warps that multiply overlay the stages and output slots."""
+    warps = config.number("CONSUMER_WARPS") // 2
+    width = ceil_div(problem.cols, config.number("signal_groups"))
+    needed, given = warps * config.number("rows_in_flight") * 2 * width, slots_bytes(config)
+    if config["form"] == "pull" or needed <= given:
+        return None
+    return f"row slots of {warps} warps need {needed} bytes, and the pipeline they overlay has {given}"
+
+
+def _clusters(config: Config, problem: Problem, device: DeviceClass) -> str | None:
+    """C4: the resident blocks and the communication blocks are whole clusters."""
+    size, communicate = space_cuda.cluster(config), config.number("num_comm_sms")
+    if device.sm_count % size == 0 and communicate % size == 0:
+        return None
+    return f"clusters of {size} cannot fill {communicate} communication blocks of {device.sm_count} SMs"

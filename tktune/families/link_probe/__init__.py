@@ -1,0 +1,1 @@
+"""What measures a machine instead of a kernel: a family that a gang runs for `tktune doctor`."""
