@@ -2,7 +2,7 @@
 
     python examples/two_ranks.py                 # looks up, builds the artifact if it is missing, runs, compares
 
-Each rank prints where its config came from and the largest relative error of its rows.
+With two GPUs each rank runs on one of them, else both on the CPU. Each rank prints where its config came from and the largest relative error of its rows.
 """
 
 from __future__ import annotations
@@ -33,8 +33,19 @@ def reference(
     return rows
 
 
+def everyones(mine: torch.Tensor) -> torch.Tensor:
+    """All ranks' tensors on top of each other."""
+    gathered = [torch.empty_like(mine, device="cpu") for _ in range(WORLD)]
+    dist.all_gather(gathered, mine.cpu())
+    return torch.cat(gathered).to(mine.device)
+
+
 def run(rank: int, shape: argparse.Namespace, rendezvous: str) -> None:
     torch.set_num_threads(1)
+    gpus = shape.device == "cuda"
+    if gpus:
+        torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank) if gpus else torch.device("cpu")
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
     operator = tktune.load(
         "dispatch_gemm",
@@ -44,6 +55,7 @@ def run(rank: int, shape: argparse.Namespace, rendezvous: str) -> None:
         top_k=shape.top_k,
         tokens=shape.tokens,
         pad=shape.pad,
+        device=None if gpus else "cpu",
         group=dist.group.WORLD,
         build=True,
     )
@@ -51,28 +63,25 @@ def run(rank: int, shape: argparse.Namespace, rendezvous: str) -> None:
 
     generator = torch.Generator().manual_seed(1000 + rank)
     local = shape.experts // WORLD
-    weights = (
-        torch.randn(local, shape.hidden, shape.cols, generator=generator).to(torch.bfloat16)
-        / shape.hidden**0.5
-    )
+    weights = torch.randn(local, shape.hidden, shape.cols, generator=generator) / shape.hidden**0.5
+    weights = weights.to(device, torch.bfloat16)
     worst = 0.0
     for _ in range(shape.rounds):
-        x = torch.randn(shape.tokens, shape.hidden, generator=generator).to(torch.bfloat16)
-        scores = torch.rand(shape.tokens, shape.experts, generator=generator)
+        x = torch.randn(shape.tokens, shape.hidden, generator=generator).to(device, torch.bfloat16)
+        scores = torch.rand(shape.tokens, shape.experts, generator=generator).to(device)
         topk_ids = scores.topk(shape.top_k, dim=1).indices.to(torch.int32)
         plan = operator.plan(topk_ids)
         y = operator(x, weights, plan)
+        operator.check()
 
-        everyone_x = [torch.empty_like(x) for _ in range(WORLD)]
-        everyone_ids = [torch.empty_like(topk_ids) for _ in range(WORLD)]
-        dist.all_gather(everyone_x, x)
-        dist.all_gather(everyone_ids, topk_ids)
-        ids = torch.cat(everyone_ids)
-        slots = plan.slots.reshape(-1, shape.top_k)
-        for (token, expert), row in reference(torch.cat(everyone_x), weights, ids, rank).items():
-            slot = slots[token, ids[token].tolist().index(expert)]
+        ids = everyones(topk_ids)
+        picked, slots = ids.tolist(), plan.slots.reshape(-1, shape.top_k).tolist()
+        for (token, expert), row in reference(everyones(x), weights, ids, rank).items():
+            slot = slots[token][picked[token].index(expert)]
             worst = max(worst, float((y[slot].float() - row).norm() / row.norm()))
-    print(f"rank {rank}: largest relative error {worst:.2e} over {shape.rounds} rounds", flush=True)
+    print(
+        f"rank {rank}: largest relative error {worst:.2e} over {shape.rounds} rounds on {device}", flush=True
+    )
     operator.close()
     dist.destroy_process_group()
     if not worst < 1e-2:
@@ -93,6 +102,8 @@ def main() -> None:
         "rounds": 3,
     }.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    found = "cuda" if torch.cuda.device_count() >= WORLD else "cpu"
+    parser.add_argument("--device", choices=("cuda", "cpu"), default=found)
     shape = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:

@@ -55,7 +55,8 @@ def _rank(rank: int, scenario: Any, rendezvous: str, words: tuple[Any, ...]) -> 
 
 def test_two_ranks_of_the_example_match_torch() -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "two_ranks.py"), "--rounds", "2", "--tokens", "64", "--hidden", "128", "--pad", "32"],
+        [sys.executable, str(ROOT / "examples" / "two_ranks.py"), "--rounds", "2", "--tokens", "64", "--hidden", "128", "--pad", "32",
+         "--device", "cpu"],
         capture_output=True, text=True, timeout=110, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

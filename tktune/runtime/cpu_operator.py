@@ -27,6 +27,11 @@ class CpuOperator:
     """`tktune.runtime.operator.Operator` on the CPU backend; tensors live on the CPU."""
 
     def __init__(self, choice: Choice, path: Path, sha256: str, group: Any, spin_limit_s: float) -> None:
+        if choice.problem.family == "gemm_combine":
+            raise ProblemError(
+                "There is no operator of gemm_combine yet.",
+                "Tune it with `tktune run`, or load dispatch_gemm.",
+            )
         self.choice = choice
         self.problem = problem = choice.problem
         self.capacity = problem.capacity_rows
@@ -92,6 +97,9 @@ class CpuOperator:
         if problem.family == "dispatch_gemm":
             self._barrier()  # whoever returns may write `input` again: all peers have read it
         return out
+
+    def check(self) -> None:
+        """Nothing is left to wait for: `plan` and a call raise what goes wrong themselves."""
 
     def close(self) -> None:
         """End the kernel's threads and let the symmetric memory go. Not collective: a dead peer cannot hold it up."""

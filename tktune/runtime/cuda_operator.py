@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from tktune.core import tables_torch
 from tktune.core.errors import ArtifactError, ProblemError, RoutingError
@@ -23,9 +24,12 @@ from tktune.families.cuda.module import Module, verified
 from tktune.families.cuda.tensor_map import TensorMaps
 from tktune.families.grouped_gemm.launch_cuda import gemm_launch
 from tktune.runtime.choice import Choice
+from tktune.runtime.cuda_output import OutputMaker
 from tktune.runtime.operator import Plan
 
 _KEPT_LAUNCHES = 256
+_BF16 = torch.bfloat16
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or current_stream
 _DISPENSER_AT = 4  # words kept free at the workspace's start, so that the walk lies on 16 bytes
 _OPERATORS: weakref.WeakValueDictionary[int, CudaOperator] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
@@ -69,11 +73,12 @@ class CudaOperator:
         self._page = ControlPage.create(1)
         self._control = Control(self._page, 0, spin_limit_s)
         self._maps = TensorMaps()
-        self._launches: dict[tuple[int, int, int, int], tuple[Launch, tuple[Any, ...], int]] = {}
+        self._launches: dict[tuple[int, int, int, int], _Bound] = {}
         ekn = problem.weight_layout == "ekn"
         matrix = (problem.hidden, problem.cols) if ekn else (problem.cols, problem.hidden)
         self._weights_shape = (problem.local_experts, *matrix)
         self._out_shape = (self.capacity, problem.cols)
+        self._make_out = OutputMaker(self._out_shape, index)
         self._input: torch.Tensor | None = None
         self._longest_first = choice.config["walk"] == "longest"
         self.number = next(_numbers)
@@ -108,12 +113,22 @@ class CudaOperator:
         self, x: torch.Tensor, weights: torch.Tensor, plan: Plan, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         assert isinstance(plan, CudaPlan)
-        if out is None:
-            out = torch.empty(self._out_shape, dtype=torch.bfloat16, device=self._device)
-        if torch.compiler.is_compiling():
+        if is_dynamo_compiling():
+            if out is None:
+                out = torch.empty(self._out_shape, dtype=torch.bfloat16, device=self._device)
             torch.ops.tktune.grouped_gemm(x, weights, out, plan.workspace, plan.used, self.number)
-        else:
-            self.enqueue(x, weights, out, plan.workspace, plan.address, plan.used)
+            return out
+        if out is None:  # made like all others of this operator: nothing to check
+            out = self._make_out()
+            bound = self._launches.get((x.data_ptr(), weights.data_ptr(), out.data_ptr(), plan.address))
+            if (
+                bound is not None
+                and bound.rows == plan.used
+                and ((bound.x() is x and bound.weights() is weights) or bound.takes(x, weights))
+            ):
+                bound.launch(_raw_stream(self._index))
+                return out
+        self.enqueue(x, weights, out, plan.workspace, plan.address, plan.used)
         return out
 
     def enqueue(
@@ -127,22 +142,22 @@ class CudaOperator:
     ) -> None:
         """One launch on the current stream. Buffers seen before cost a dictionary access, others new descriptors.
 
-        What lies at a known address must still be what was checked when it was first seen.
+        What lies at a known address must still be what was checked when it was first seen; a tensor that is the very
+        object of last time is taken at its word.
         """
         key = (x.data_ptr(), weights.data_ptr(), out.data_ptr(), address)
-        what = (x.shape, weights.shape, out.shape, x.dtype, weights.dtype, out.dtype)
-        found = self._launches.get(key)
+        bound = self._launches.get(key)
         if (
-            found is None
-            or found[1] != what
-            or found[2] != rows
-            or not (x.is_contiguous() and weights.is_contiguous() and out.is_contiguous())
+            bound is None
+            or bound.rows != rows
+            or not ((bound.x() is x and bound.weights() is weights) or bound.takes(x, weights))
+            or not bound.writes(out)
         ):
-            found = (self._bind(x, weights, out, workspace, rows), what, rows)
+            bound = _Bound(self._bind(x, weights, out, workspace, rows), x, weights, out, rows)
             if len(self._launches) >= _KEPT_LAUNCHES:
                 self._launches.clear()
-            self._launches[key] = found
-        found[0](torch._C._cuda_getCurrentRawStream(self._index))
+            self._launches[key] = bound
+        bound.launch(_raw_stream(self._index))
 
     def check(self) -> None:
         """Wait for the current stream; raises `LaunchFailed` with what a launch of it left behind."""
@@ -188,6 +203,33 @@ class CudaOperator:
                 f"contiguous bfloat16 {shape} on {self._device}.",
                 "Pass that, or load an operator for this shape.",
             )
+
+
+class _Bound:
+    """A launch on the buffers at four addresses, and what was there when they were checked."""
+
+    __slots__ = ("_out_shape", "_weights_shape", "_x_shape", "launch", "rows", "weights", "x")
+
+    def __init__(
+        self, launch: Launch, x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, rows: int
+    ) -> None:
+        self.launch, self.rows = launch, rows
+        self._x_shape, self._weights_shape, self._out_shape = x.shape, weights.shape, out.shape
+        self.x, self.weights = weakref.ref(x), weakref.ref(weights)
+
+    def takes(self, x: torch.Tensor, weights: torch.Tensor) -> bool:
+        """Whether these other tensors at the same addresses are as the first ones were."""
+        if x.shape != self._x_shape or x.dtype is not _BF16 or not x.is_contiguous():
+            return False
+        if self.weights() is not weights:
+            same = weights.shape == self._weights_shape and weights.dtype is _BF16
+            if not (same and weights.is_contiguous()):
+                return False
+            self.weights = weakref.ref(weights)
+        return True
+
+    def writes(self, out: torch.Tensor) -> bool:
+        return out.shape == self._out_shape and out.dtype is _BF16 and out.is_contiguous()
 
 
 def _sm_count(index: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tktune.core.config import Config
-from tktune.core.errors import ArtifactError, TktuneError
+from tktune.core.errors import ArtifactError, TktuneError, WordsError
 from tktune.core.paths import cache_root
 from tktune.runtime.agree import decided_by_rank_zero, unanimous
 from tktune.runtime.choice import Choice
@@ -67,7 +67,8 @@ class Operator(Protocol):
         """Schedule tables for this rank's `topk_ids` (tokens, top_k), any int dtype, global expert ids.
 
         Collective: every rank calls it. A grouped GEMM takes the ids of all its `ep_world` ranks,
-        (ep_world, tokens, top_k). Raises `RoutingError` on every rank when one rank's ids are wrong.
+        (ep_world, tokens, top_k). Raises `RoutingError` on every rank when one rank's ids are wrong; a dispatch on GPUs
+        does so at the next `check`.
         """
         ...
 
@@ -80,6 +81,10 @@ class Operator(Protocol):
         (local_experts, hidden, cols) or, with weight_layout "enk", (local_experts, cols, hidden). Rows that hold no
         token are left undefined. Collective. Raises `LaunchFailed` when a peer does not come.
         """
+        ...
+
+    def check(self) -> None:
+        """Wait for what was enqueued. Raises `LaunchFailed` or `RoutingError` for what went wrong in it."""
         ...
 
     def close(self) -> None: ...
@@ -106,12 +111,14 @@ def load(
     ep_rank: int | None = None,
     build: bool = False,
     spin_limit_s: float = SPIN_LIMIT_S,
+    capacity: int | None = None,
 ) -> Operator:
     """The fastest known kernel for this problem, ready to call; every rank of `group` calls it with the same words.
 
     The first rank looks up and all take its choice. The artifact comes from the cache, verified; when it is not
     there, `build=True` builds it and otherwise `ArtifactError` names that way out. All ranks hold one artifact
-    digest or all raise. `spin_limit_s` bounds every wait inside the kernel.
+    digest or all raise. `spin_limit_s` bounds every wait inside the kernel. `capacity` is the rows of an output, for a
+    dispatch on GPUs whose routing is known to need fewer than the worst one.
 
     >>> op = tktune.load("dispatch_gemm", hidden=4096, cols=3072, experts=64, top_k=8, tokens=2048,
     ...                  group=dist.group.WORLD)                                    # doctest: +SKIP
@@ -146,6 +153,14 @@ def load(
         raise failure
     assert artifact is not None
 
+    if choice.device.backend == "cuda" and choice.problem.family == "dispatch_gemm":
+        from tktune.runtime.cuda_dispatch_operator import CudaDispatchOperator
+
+        return CudaDispatchOperator(choice, artifact.path, artifact.sha256, group, spin_limit_s, capacity)
+    if capacity is not None:
+        raise WordsError(
+            f"{choice.problem.family} on {choice.device.backend} takes no capacity.", "Leave capacity out."
+        )
     if choice.device.backend == "cuda":
         from tktune.runtime.cuda_operator import CudaOperator
 
