@@ -98,6 +98,7 @@ class World:
     version: str = "1"
     mismatch: str = ""  # what the compiler says against the formulas
     trial_s: float = 1.0
+    load_s: float = 0.0
     build_s: float = 2.0
     now: float = 0.0
     compiled: list[str] = field(default_factory=list)
@@ -135,7 +136,10 @@ class FakeCache:
     def digest(self, spec: BuildSpec) -> str:
         return digest([spec.name, self.world.version])
 
-    def build(self, specs, jobs=None, on_done=None) -> list[BuildOutcome]:
+    def holds(self, name: str) -> bool:
+        return name in self.world.published
+
+    def build(self, specs, jobs=None, on_done=None, cancel=None) -> list[BuildOutcome]:
         world, outcomes = self.world, []
         world.building = True
         for spec in specs:
@@ -167,6 +171,7 @@ class FakeGang:
     def __init__(self, world: World, problem: Problem, device: DeviceClass, policy: Policy) -> None:
         self.world, self.problem, self.device, self.policy = world, problem, device, policy
         self.respawns = self.survived = 0
+        self.loaded: Config | None = None
 
     def __enter__(self) -> FakeGang:
         return self
@@ -179,7 +184,10 @@ class FakeGang:
 
     def load(self, artifact: Path, sha256: str, build_part: Config) -> Outcome:
         self._alone()
-        self.world.loads += 1
+        if build_part != self.loaded:
+            self.world.loads += 1
+            self.world.now += self.world.load_s
+        self.loaded = build_part
         return Outcome(status.OK, replies=[{"facts": {}}] * 2)
 
     def gate(self, config: Config, routing: str, seed: int) -> Outcome:
@@ -201,6 +209,7 @@ class FakeGang:
         if end in (status.OK, status.WRONG):
             return Outcome(end, "" if end == status.OK else "It is wrong.", list(bodies), list(us))
         self.respawns += 1
+        self.loaded = None
         return Outcome(end, f"It ended as {end}.", [None, None], gang_lives=False)
 
     def _alone(self) -> None:
@@ -239,7 +248,7 @@ def tune_in(
         listen(event)
 
     rooms = Rooms(
-        make_gang=lambda problem, device, policy: FakeGang(world, problem, device, policy),  # type: ignore[arg-type,return-value]
+        make_gang=lambda problem, device, policy, **_: FakeGang(world, problem, device, policy),  # type: ignore[arg-type,return-value]
         family=lambda name: family or FakeFamily(),
         clock=lambda: world.now,
     )

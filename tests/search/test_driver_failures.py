@@ -128,7 +128,7 @@ def test_when_every_finalist_fails_the_next_best_are_verified_and_then_a_sentenc
             return status.OK
         return status.fault("spin_limit") if command == "time" else status.OK
 
-    world = World(fate=fate)
+    world = World(fate=fate, truth=lambda config: 100.0 + config.number("STAGES") / 10)
     result = tune_in(world, url, study(12))
     assert result.winner is None and "every finalist failed" in result.sentence
     out = [note for note in of_kind(world, Note) if "is out" in note.sentence]

@@ -26,7 +26,6 @@ from tktune.search.replay_rooms import (
     ReplayFamily,
     ReplayGang,
     VirtualClock,
-    makespan_s,
 )
 from tktune.search.study import Study, load_study
 
@@ -162,18 +161,31 @@ def test_on_a_gpu_builds_overlap_with_measuring():
     assert ended.build_s == apart.build_s == 24.0
 
 
-def test_a_batch_is_ready_when_its_compilers_would_have_been():
+def test_an_artifact_is_ready_when_its_compiler_would_have_been():
     space, clock = recording(device=GPU), VirtualClock()
     family, cache = ReplayFamily(space), ReplayCache(space, Path("/nowhere"))
     parts = [part for part in space.builds if part != FAILED][:3]
+    specs = {part: family.build_spec(part, space.problem, space.device) for part in parts}
     builder = ReplayBuilder(cache, Tee(lambda event: None), ahead=True, clock=clock, jobs=2)
-    batch = builder.start({part: family.build_spec(part, space.problem, space.device) for part in parts})
+    builder.order(specs)
+    assert builder.finished() == [] and builder.room == 0
     clock.charge(3.0)  # measuring meanwhile
-    assert [outcome.seconds for outcome in batch.wait().values()] == [2.0] * 3
+    assert [build for build, _ in builder.finished()] == parts[:2]
+    builder.wait()
+    ((last, outcome),) = builder.finished()
+    assert last == parts[2] and outcome.seconds == 2.0
     assert clock.now == 4.0  # three compiles of 2 s for two compilers
-    again = builder.start({part: family.build_spec(part, space.problem, space.device) for part in parts})
-    assert all(outcome.cached for outcome in again.wait().values()) and clock.now == 4.0
-    assert makespan_s([], 2) == 0.0 and makespan_s([3, 1, 1], 2) == 3.0
+    assert all(outcome.cached for outcome in builder.build(specs).values()) and clock.now == 4.0
+
+
+def test_a_cancelled_order_frees_its_compilers_and_never_comes():
+    space, clock = recording(device=GPU), VirtualClock()
+    family, cache = ReplayFamily(space), ReplayCache(space, Path("/nowhere"))
+    specs = {p: family.build_spec(p, space.problem, space.device) for p in space.builds if p != FAILED}
+    builder = ReplayBuilder(cache, Tee(lambda event: None), ahead=True, clock=clock, jobs=2)
+    builder.order(specs)
+    builder.cancel()
+    assert builder.under_way == 0 and builder.finished() == [] and builder.room == 2
 
 
 def test_a_recording_has_no_ranks():

@@ -161,7 +161,7 @@ def test_pins_limit_what_is_recalled_and_asked(url):
 def test_problems_of_a_study_have_their_own_budgets(url):
     world = World()
     rooms = Rooms(
-        make_gang=lambda p, d, y: FakeGang(world, p, d, y),
+        make_gang=lambda p, d, y, **_: FakeGang(world, p, d, y),
         family=lambda name: FakeFamily(),
         clock=lambda: world.now,
     )

@@ -12,7 +12,7 @@ from recorded import large
 from tktune.search.effort import PROFILES
 from tktune.search.replay import replay, study_of
 from tktune.search.replay_rooms import Disturbance
-from tktune.search.stop_rule import LEAST_TRIALS, RecordGain, StopRule
+from tktune.search.stop_rule import LEAST_S, LEAST_TRIALS, RecordGain, StopRule
 
 
 def after(times: list[float | None]) -> RecordGain:
@@ -90,10 +90,12 @@ def test_another_estimate_can_take_its_place():
     assert ruled(0.2).verdict(0.5, 2.0, None, None) == ""  # noise is no reason to leave 20 % lying
     assert ruled(None).verdict(0.0, 2.0, None, None) == ""
     assert ruled(0.0, LEAST_TRIALS - 1).verdict(0.0, 2.0, None, None) == ""
+    assert ruled(0.0, 100).verdict(0.0, 0.9 * LEAST_S / 100, None, None) == ""
+    assert ruled(0.0, 100).verdict(0.0, 1.1 * LEAST_S / 100, None, None)
 
 
 def test_the_minute_ends_where_the_budget_or_the_space_does():
-    rule = ruled(0.0)
+    rule = ruled(0.0, 200)
     rule.verdict(0.0, 0.1, 40, None)
     rule.verdict(0.0, 0.1, 4000, 10.0)
     rule.verdict(0.0, 0.1, 4000, None)

@@ -145,7 +145,7 @@ def test_a_newer_schema_is_refused_in_a_sentence_and_left_untouched(path: Path, 
     edit(path, "UPDATE alembic_version SET version_num = '9000'")
     content = path.read_bytes()
     with pytest.raises(
-        NewerSchema, match=r"has schema 9000, and this tktune knows only 0001\. Install a newer tktune"
+        NewerSchema, match=r"has schema 9000, and this tktune knows only 0002\. Install a newer tktune"
     ):
         Store.open(str(path), mode=mode)  # type: ignore[arg-type]
     with pytest.raises(NewerSchema):

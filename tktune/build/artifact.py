@@ -59,7 +59,8 @@ class BuildOutcome:
     `artifact` is None when it failed or was rejected; then `error_sentence` is one line for people and `log` the
     compiler's output. `cached`: nothing was compiled for it now. `rejected`: it compiled, and what the compiler
     said of it (spills, calls into the driver's system code) rules it out. `mismatches` are sentences on formulas
-    that the compiler contradicts: defects of the family, not of the config.
+    that the compiler contradicts: defects of the family, not of the config. `cancelled`: it was stopped before it
+    ended, which says nothing of the config.
     """
 
     spec: BuildSpec
@@ -71,6 +72,7 @@ class BuildOutcome:
     error_sentence: str = ""
     log: Path | None = None
     rejected: bool = False
+    cancelled: bool = False
     mismatches: tuple[str, ...] = ()
 
     @property

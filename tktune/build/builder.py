@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -53,12 +54,16 @@ class Order:
 
 
 def build_batch(
-    folder: CacheFolder, orders: Sequence[Order], jobs: int | None, note: Callable[[str], None]
+    folder: CacheFolder,
+    orders: Sequence[Order],
+    jobs: int | None,
+    note: Callable[[str], None],
+    cancel: threading.Event | None = None,
 ) -> Generator[tuple[Order, Artifact | Failure], None, None]:
     """Compile `orders` and yield each with its published artifact, or why there is none, as it comes.
 
     The caller holds the lock of every digest. Compiles that were killed for want of memory are tried once more
-    with half as many at once. Raises `CacheError` (disk full, cache not writable, out of memory twice) and
+    with half as many at once. Once `cancel` is set the compilers are stopped and no more come. Raises `CacheError` (disk full, cache not writable, out of memory twice) and
     `ToolchainError`; nothing unfinished stays behind, whatever ends it.
     """
     measured = {order.template: folder.measured(order.template) for order in orders}
@@ -72,7 +77,7 @@ def build_batch(
         for attempt in (1, 2):
             starved: dict[str, Order] = {}
             steps = [_step(o, batch, resources.timeout_s(measured[o.template])) for o in left.values()]
-            with contextlib.closing(ninja_batch.run(steps, batch, parallel)) as results:
+            with contextlib.closing(ninja_batch.run(steps, batch, parallel, cancel)) as results:
                 for result in results:
                     order = left[result.digest]
                     if result.code and failures.for_want_of_disk(result.log):
@@ -87,7 +92,7 @@ def build_batch(
             for template, seen in measured.items():
                 if seen.peak_bytes:
                     folder.record_measured(template, seen)
-            if not starved:
+            if not starved or (cancel is not None and cancel.is_set()):
                 return
             if attempt == 2:
                 raise failures.memory_exhausted(next(iter(starved.values())).spec.name, parallel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -100,17 +101,24 @@ class ArtifactCache:
         self._note(f"The artifact {digest[:12]} {reason}; {moved}.")
         return None
 
+    def holds(self, digest: str) -> bool:
+        """Whether an artifact of this name is published; not whether it is sound (`find`). Costs one look at the disk."""
+        return self.folder.artifact(digest).is_dir()
+
     def build(
         self,
         specs: Sequence[BuildSpec],
         jobs: int | None = None,
         on_done: Callable[[BuildOutcome], None] | None = None,
+        cancel: threading.Event | None = None,
     ) -> list[BuildOutcome]:
         """One outcome a spec, in order; what is published already is not compiled again.
 
         Each outcome also goes to `on_done` as soon as it is known. `jobs` bounds the compilers at once (default:
         cores and free memory decide). A digest another process is building is waited for and reused. A failed
-        compile is an outcome, and is not tried again by this cache object. Raises `CacheError` (folder refused,
+        compile is an outcome, and is not tried again by this cache object. Once `cancel` is set, from whichever
+        thread, every compiler is killed with all its processes, nothing half made stays, and what is not built
+        yet ends as `cancelled`. Raises `CacheError` (folder refused,
         disk full, out of memory twice), `ToolchainError`, `ArtifactError` (a source is missing); what was
         published until then stays.
         """
@@ -124,7 +132,7 @@ class ArtifactCache:
                     on_done(outcomes[index])
 
         waiting = self._orders(specs)
-        while waiting:
+        while waiting and not _set(cancel):
             with contextlib.ExitStack() as held:
                 mine: list[tuple[Order, DigestLock]] = []
                 busy: list[Order] = []
@@ -138,7 +146,8 @@ class ArtifactCache:
                         mine.append((order, lock))
                 locks = {order.digest: lock for order, lock in mine}
                 if mine:
-                    batch = build_batch(self.folder, [order for order, _ in mine], jobs, self._note)
+                    orders = [order for order, _ in mine]
+                    batch = build_batch(self.folder, orders, jobs, self._note, cancel)
                     with contextlib.closing(batch) as finished:
                         for order, result in finished:
                             if isinstance(result, Failure):
@@ -148,6 +157,11 @@ class ArtifactCache:
             waiting = busy
             if waiting and not mine:
                 time.sleep(_WAIT_S)  # others build these; holding nothing, so no two processes can block
+        for index, spec in enumerate(specs):
+            if index not in outcomes:
+                outcomes[index] = _cancelled(spec, self.digest(spec))
+                if on_done is not None:
+                    on_done(outcomes[index])
         return [outcomes[index] for index in range(len(specs))]
 
     def entries(self) -> list[Artifact]:
@@ -233,6 +247,15 @@ class ArtifactCache:
         self.notes.append(sentence)
         if self._on_note is not None:
             self._on_note(sentence)
+
+
+def _set(cancel: threading.Event | None) -> bool:
+    return cancel is not None and cancel.is_set()
+
+
+def _cancelled(spec: BuildSpec, digest: str) -> BuildOutcome:
+    sentence = f"{spec.name} was not built: the build was stopped."
+    return BuildOutcome(spec, digest, None, error_sentence=sentence, cancelled=True)
 
 
 def _judge(digest: str, result: Artifact | Failure, *, cached: bool) -> _Judge:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+import threading
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from tktune.core.errors import ToolchainError
 _STEP = Path(__file__).with_name("compile_step.py")
 _DONE = "tktune-compiled "
 _GRACE_S = 5.0
+_LOOK_S = 0.05  # how often a cancel is looked for while compilers are silent
 
 # Variables that would change what a compiler makes without being part of the digest.
 _UNSAID = (
@@ -63,11 +66,13 @@ class StepResult:
     log: str
 
 
-def run(steps: Sequence[Step], batch: Path, parallel: int) -> Generator[StepResult, None, None]:
+def run(
+    steps: Sequence[Step], batch: Path, parallel: int, cancel: threading.Event | None = None
+) -> Generator[StepResult, None, None]:
     """Run `steps` by ninja, at most `parallel` at once, and yield each result as it comes.
 
-    Closing the iterator early, or an exception in its consumer, stops every compiler below it. When this
-    process dies they stop as well. Raises `ToolchainError` when ninja itself fails, `CacheError` when the disk
+    Closing the iterator early, an exception in its consumer, or `cancel` stops every compiler below it; after
+    a cancel the results end early. When this process dies the compilers stop as well. Raises `ToolchainError` when ninja itself fails, `CacheError` when the disk
     is full.
     """
     _write(steps, batch)
@@ -78,8 +83,6 @@ def run(steps: Sequence[Step], batch: Path, parallel: int) -> Generator[StepResu
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
         env={**environment, "LC_ALL": "C", "TKTUNE_LIFELINE": str(alive)},
         pass_fds=(alive,),
         start_new_session=True,
@@ -88,12 +91,14 @@ def run(steps: Sequence[Step], batch: Path, parallel: int) -> Generator[StepResu
     said: list[str] = []
     try:
         assert ninja.stdout is not None
-        for line in ninja.stdout:
+        for line in _lines(ninja.stdout.fileno(), cancel):
             digest = line.removeprefix(_DONE).strip()
             if line.startswith(_DONE) and digest in by_digest:
                 yield _result(by_digest.pop(digest))
             else:
                 said.append(line)
+        if cancel is not None and cancel.is_set():
+            return
         ninja.wait()
         if by_digest:
             words = "".join(said)
@@ -117,6 +122,22 @@ def run(steps: Sequence[Step], batch: Path, parallel: int) -> Generator[StepResu
                 ninja.wait()
         if ninja.stdout is not None:
             ninja.stdout.close()
+
+
+def _lines(fd: int, cancel: threading.Event | None) -> Iterator[str]:
+    """The lines that come from `fd` until its end, or until `cancel`."""
+    rest = b""
+    while cancel is None or not cancel.is_set():
+        if cancel is not None and not select.select([fd], [], [], _LOOK_S)[0]:
+            continue
+        some = os.read(fd, 1 << 16)
+        if not some:
+            if rest:
+                yield rest.decode(errors="replace")
+            return
+        *whole, rest = (rest + some).split(b"\n")
+        for line in whole:
+            yield line.decode(errors="replace") + "\n"
 
 
 def _write(steps: Sequence[Step], batch: Path) -> None:

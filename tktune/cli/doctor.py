@@ -1,4 +1,7 @@
-"""`tktune doctor`: what this machine has, what is missing, and one sentence of advice. Changes nothing."""
+"""`tktune doctor`: what this machine has and can do, what is missing, and one sentence of advice.
+
+On a host with GPUs it measures their link the first time, and keeps that; else it changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,59 +9,82 @@ import os
 import platform
 import shutil
 import stat
-from dataclasses import asdict, dataclass
+import sys
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tktune.cli import options
 from tktune.cli.db import open_or_refuse
+from tktune.cli.doctor_text import Check, advice, link_table, topology_json
 from tktune.cli.output import print_json
 from tktune.core.errors import TktuneError
 from tktune.report.text import aligned, bytes_text, count_text
 
-EXAMPLE = "Example: tktune doctor"
+if TYPE_CHECKING:
+    from tktune.cli.doctor_link import LinkReport
+
+EXAMPLE = "Example: tktune doctor --measure"
 LOW_DISK_BYTES = 2 * 1024**3
 
 
-@dataclass(frozen=True)
-class Check:
-    """One thing looked at. `ok` None: it is absent and may be. `advice` says what to do when it is not ok."""
-
-    name: str
-    ok: bool | None
-    found: str
-    advice: str = ""
-
-
 def doctor(
+    measure: Annotated[
+        bool | None,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Measure the GPUs' link now, or never [default: when nothing is known of it yet].",
+        ),
+    ] = None,
     db: options.Db = None,
     cache: options.Cache = None,
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show devices, compilers, database and cache as tktune sees them. Exit code 1 when tuning cannot work here."""
+    """Show devices, compilers, database and cache as tktune sees them, and what the GPUs' link can do. Exit code 1
+    when tuning cannot work here."""
+    from tktune.cli.doctor_link import report
+
+    url, folder = options.database(db), options.cache_folder(cache)
+    found = report(url, folder, measure, _say)
     checks = [
         _versions(),
         _cpu(),
         *_gpus(),
+        *found.checks,
         _compiler("g++", "native", needed=True),
         _compiler("nvcc", "sm_90a", needed=False),
         _memfd(),
-        _database(options.database(db)),
-        *_cache(options.cache_folder(cache)),
+        _database(url),
+        *_cache(folder),
     ]
     healthy = all(check.ok is not False for check in checks)
-    advice = _advice(checks)
     if as_json:
-        print_json({"ok": healthy, "advice": advice, "checks": [asdict(check) for check in checks]})
+        print_json(
+            {**_json(found), "ok": healthy, "advice": _advice(checks), "checks": [asdict(c) for c in checks]}
+        )
     else:
         marks = {True: "ok", None: "-", False: "NO"}
         print(aligned([[check.name, marks[check.ok], check.found] for check in checks]))
-        print(f"\n{advice}")
+        if found.link is not None:
+            print(f"\n{link_table(found.link.facts)}\n\n{advice(found.link.facts)}")
+        print(f"\n{_advice(checks)}")
     if not healthy:
         raise typer.Exit(1)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _json(found: LinkReport) -> dict[str, Any]:
+    return {
+        "topology": None if found.topology is None else topology_json(found.topology),
+        "link": None if found.link is None else found.link.to_json(),
+    }
 
 
 def _advice(checks: list[Check]) -> str:

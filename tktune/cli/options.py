@@ -60,6 +60,15 @@ DeviceName = Annotated[
     ),
 ]
 
+SamplerName = Annotated[
+    str | None,
+    typer.Option(
+        "--sampler",
+        metavar="NAME",
+        help="model (gain a second, by a model of all configs), or for comparison tpe (Optuna's) or random.",
+    ),
+]
+
 
 def database(db: str | None) -> str:
     """The database as a URL: what the user wrote (a URL or a file), or the default place."""

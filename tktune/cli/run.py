@@ -55,6 +55,13 @@ def run(
         ),
     ] = None,
     seed: Annotated[int | None, options.number("--seed", "Seed of the sampler.", smallest=0)] = None,
+    sampler: options.SamplerName = None,
+    gangs: Annotated[
+        int | None,
+        options.number(
+            "--gangs", "Gangs that measure side by side [default: as many as there are GPUs for]."
+        ),
+    ] = None,
     pin: Annotated[
         list[str] | None,
         typer.Option(
@@ -108,14 +115,23 @@ def run(
     debug: options.Debug = False,
 ) -> None:
     """Tune every problem of a study. The same command again continues; Ctrl-C keeps everything measured."""
+    one_thread_a_library()
     disturbed = {
         "--replay-noise": replay_noise or None,
         "--replay-failures": replay_failures or None,
         "--replay-drift": replay_drift,
     }
-    asked = Asked(device, trials, seconds, seed, effort, stop_early, pin or [], start_from or [])
+    asked = Asked(
+        device, trials, seconds, seed, effort, stop_early, pin or [], start_from or [], sampler, gangs
+    )
     if replay is not None:
-        refused = {"--device": device, "--db": db, "--cache": cache, "--report-dir": report_dir}
+        refused = {
+            "--gangs": gangs,
+            "--device": device,
+            "--db": db,
+            "--cache": cache,
+            "--report-dir": report_dir,
+        }
         _refuse(refused | {"--record": record, "--dry-run": dry_run or None}, "A replay takes no")
         words = again(
             study, None, trials, seconds, seed, pin, None, asked, {"--replay": str(replay), **disturbed}
@@ -133,6 +149,7 @@ def run(
         return
     if record is not None:
         budget = {"--trials": trials, "--seconds": seconds, "--effort": effort, "--start-from": start_from}
+        budget |= {"--sampler": sampler, "--gangs": gangs}
         _refuse(budget, "A recording measures every config and takes no")
         from tktune.cli.replaying import record_and_write
 
@@ -153,6 +170,15 @@ def run(
     )
 
 
+def one_thread_a_library() -> None:
+    """The driver's matrices are small: threads of numpy's libraries would only take cores from compilers and ranks.
+
+    Before numpy is imported; what the user set stands.
+    """
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+
 @dataclass(frozen=True)
 class Asked:
     """What the command line says instead of the study. None: nothing."""
@@ -165,6 +191,8 @@ class Asked:
     stop_early: bool | None
     pin: list[str]
     start_from: list[str]
+    sampler: str | None = None
+    gangs: int | None = None
 
     def of(self, study: Study) -> Study:
         """The study with it. Raises `WordsError` for a pin that is none."""
@@ -174,11 +202,22 @@ class Asked:
             "seconds": self.seconds,
             "seed": self.seed,
             "stop_early": self.stop_early,
+            "sampler": None if self.sampler is None else sampler_name(self.sampler),
+            "gangs": self.gangs,
         }
         changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
         pins = {**study.pins, **pins_of(self.pin)}
         starts = (*self.start_from, *study.start_from)
         return dataclasses.replace(study, pins=pins, start_from=starts, **changes)
+
+
+def sampler_name(word: str) -> str:
+    """The sampler called `word`. Raises `WordsError`."""
+    from tktune.search.samplers import SAMPLERS
+
+    if word not in SAMPLERS:
+        raise WordsError(f"There is no sampler {word!r}.", f"Use one of: {', '.join(SAMPLERS)}.")
+    return word
 
 
 def pins_of(words: list[str]) -> dict[str, tuple[Value, ...]]:
@@ -212,7 +251,9 @@ def again(
     """The command line that makes the same numbers again."""
     words = ["tktune", "run", *([] if study is None else [study])]
     named: dict[str, object] = {"--device": device, "--trials": trials, "--seconds": seconds, "--seed": seed}
-    named |= {"--effort": None if asked is None else asked.effort, "--db": db, **(more or {})}
+    if asked is not None:
+        named |= {"--sampler": asked.sampler, "--gangs": asked.gangs, "--effort": asked.effort}
+    named |= {"--db": db, **(more or {})}
     for name, value in named.items():
         if value is not None:
             words += [name, f"{value:g}" if isinstance(value, float) else str(value)]

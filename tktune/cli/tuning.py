@@ -19,6 +19,7 @@ from tktune.report.collect import collect
 from tktune.report.markdown import markdown
 from tktune.report.model import lookup_command
 from tktune.report.text import aligned, ratio_text, time_text
+from tktune.report.usage import usage_text
 from tktune.search.budget import StopSignal
 from tktune.search.driver import tune
 from tktune.search.results import TuneResult
@@ -63,6 +64,9 @@ def tune_and_report(
     if as_json:
         print_line({"event": "report", "file": str(path), "results": [result_object(r) for r in results]})
     else:
+        runs = [p.run_time for p in report.problems if p.run_time is not None]
+        if runs and any(result.measured or result.verified for result in results):
+            print(usage_text(runs))
         print(f"The report is in {path}.")
     if any(result.winner is None for result in results):
         raise typer.Exit(1)

@@ -225,6 +225,12 @@ class Gang:
                 "Reset the device or restart the host.",
             )
 
+    def interrupt(self) -> None:
+        """Kill the ranks, so that a command under way in another thread ends at once. That thread finds them dead."""
+        for rank in list(self._ranks):
+            if rank.alive:
+                rank.kill()
+
     def renew(self) -> None:
         """Replace the ranks by fresh ones; `loaded` becomes None."""
         self.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -51,7 +51,8 @@ class TrialPlan:
 
     Every routing of `gate_routings` is gated with the first seed. Each seed of `seeds` is timed for `iterations`
     launches, of which `first_iterations` come before the race against `race_limit_us` (the time of the config to
-    beat; None: no race). `deadline_s` bounds the whole trial.
+    beat; None: no race) and its launches `race_us`, in the order in which they are made here. `deadline_s` bounds the
+    whole trial.
     """
 
     gate_routings: tuple[str, ...]
@@ -60,6 +61,7 @@ class TrialPlan:
     iterations: int = 15
     race_limit_us: float | None = None
     race_margin: float = RACE_MARGIN
+    race_us: tuple[float, ...] = ()
     deadline_s: float = 600.0
 
     @classmethod
@@ -101,12 +103,21 @@ def score_us(samples: list[Sample]) -> float:
     return statistics.fmean(statistics.median(iterations.values()) for iterations in worst.values())
 
 
-def clearly_slower(first_us: list[float], limit_us: float, margin: float = RACE_MARGIN) -> bool:
-    """Whether a config loses its race: even the best of its first times is more than `margin` × the limit.
+def clearly_slower(
+    first_us: Sequence[float],
+    limit_us: float,
+    margin: float = RACE_MARGIN,
+    rival_us: Sequence[float] = (),
+) -> bool:
+    """Whether a config loses its race: even the best of its first times is more than `margin` × what it must beat.
 
-    Interference only ever makes a launch slower, so the best of a few is the fair one to compare.
+    That is the rival's launch of the same number (`rival_us`), so that what first launches have in common falls on
+    both; without as many of those it is `limit_us`. Interference only ever makes a launch slower, so the best of a
+    few is the fair one to compare.
     """
-    return min(first_us) > margin * limit_us
+    if len(rival_us) < len(first_us):
+        return min(first_us) > margin * limit_us
+    return min(one / rival for one, rival in zip(first_us, rival_us, strict=False)) > margin
 
 
 def measure_trial(
@@ -186,7 +197,7 @@ class _Trial:
         for seed in plan.seeds:
             self._time("raced", seed, first, 0)
         if plan.race_limit_us is not None and clearly_slower(
-            self._worst_us(), plan.race_limit_us, plan.race_margin
+            self._worst_us(), plan.race_limit_us, plan.race_margin, plan.race_us
         ):
             raise _Ended(
                 status.CENSORED,

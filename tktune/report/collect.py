@@ -25,6 +25,7 @@ from tktune.report.model import (
     importances,
     split_times,
 )
+from tktune.report.usage import run_time
 from tktune.store.results import Store
 from tktune.store.rows import STARTED, AttributionRow, KeyFacts, TrialRow, VerificationRow
 
@@ -90,6 +91,7 @@ def problem_report(store: Store, facts: KeyFacts, pins: Pins) -> ProblemReport:
         first_at=moment(min(started_at(row) for row in trials)) if trials else "",
         last_at=moment(max(ended_at(row) for row in trials)) if trials else "",
         verified_at=moment(finalists[0].verified_at) if finalists else "",
+        run_time=run_time(store, facts.key, facts.problem, trials),
     )
 
 

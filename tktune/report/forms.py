@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from typing import Any
 
-from tktune.report.model import Attribution, ProblemReport, Report, TimedConfig, Verified
+from tktune.report.model import Attribution, ProblemReport, Report, RunTime, TimedConfig, Verified
 
 SUMMARY_COLUMNS = (
     "problem",
@@ -127,7 +128,12 @@ def _problem(p: ProblemReport) -> dict[str, Any]:
         "first_at": p.first_at,
         "last_at": p.last_at,
         "verified_at": p.verified_at,
+        "run_time": None if p.run_time is None else _run_time(p.run_time),
     }
+
+
+def _run_time(run: RunTime) -> dict[str, Any]:
+    return {**dataclasses.asdict(run), "busy_share": run.busy_share, "busy_share_built": run.busy_share_built}
 
 
 def _verified(verified: Verified | None) -> dict[str, Any] | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tktune.report.model import Attribution, ProblemReport, Report, SpacePicture, lookup_command
-from tktune.report.text import bar, count_text, ratio_text, time_text
+from tktune.report.model import Attribution, ProblemReport, Report, RunTime, SpacePicture, lookup_command
+from tktune.report.text import bar, count_text, ratio_text, seconds_text, time_text
 
 TOP = 10
 
@@ -106,6 +106,7 @@ def _circumstances(p: ProblemReport) -> str:
     seeds = ", ".join(map(str, policy.routing_seeds))
     when = f"{p.first_at} to {p.last_at}" if p.first_at != p.last_at else p.first_at
     verified = f", verified {p.verified_at}" if p.verified_at else ""
+    spent = "" if p.run_time is None else f"\n- The last run: {_run_time(p.run_time)}"
     return "\n".join(
         [
             f"- Device: {p.device} ({p.device.backend} {p.device.arch}, {p.device.sm_count} SMs, "
@@ -117,8 +118,20 @@ def _circumstances(p: ProblemReport) -> str:
             f"- When: {when or '–'}{verified}",
             f"- Tried: {count_text(p.configs_tried, 'config')}"
             + (f" of {p.space.feasible} feasible" if p.space else "")
-            + f", from {count_text(p.builds, 'build')}",
+            + f", from {count_text(p.builds, 'build')}"
+            + spent,
         ]
+    )
+
+
+def _run_time(run: RunTime) -> str:
+    """Where its seconds went."""
+    gangs = "" if run.gangs == 1 else f" of {run.gangs} gangs"
+    return (
+        f"ranks gated or timed for {run.busy_share:.0%} of {seconds_text(run.wall_s)}{gangs}, and for "
+        f"{run.busy_share_built:.0%} of the {seconds_text(run.built_s)} without waiting for builds "
+        f"({run.gating_s:.1f} s gating, {run.timing_s:.1f} s timing, {run.finals_s:.1f} s finalists and attribution; "
+        f"{run.loading_s:.1f} s loading, {run.waiting_s:.1f} s waiting for builds, the rest starting ranks and deciding)"
     )
 
 

@@ -103,6 +103,45 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class RunTime:
+    """Where the wall time of one run of one problem went, in seconds.
+
+    `gating_s`, `timing_s` and `loading_s` are sums over trials, of all `gangs` that worked side by side; `waiting_s`, for
+    builds, is summed over gangs too. `finals_s` is the verification of finalists and the attribution, in which one gang
+    gates and times without a pause.
+    """
+
+    wall_s: float
+    search_s: float
+    gating_s: float
+    timing_s: float
+    loading_s: float
+    finals_s: float
+    waiting_s: float = 0.0
+    gangs: int = 1
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of gangs that gate or time: in the finals all devices but those of one gang rest."""
+        return self.gating_s + self.timing_s + self.finals_s
+
+    @property
+    def busy_share(self) -> float:
+        """The share of the wall time of all gangs."""
+        return self.busy_s / (self.gangs * self.wall_s) if self.wall_s > 0 else 0.0
+
+    @property
+    def built_s(self) -> float:
+        """Seconds in which, on average, a gang did not wait for a build."""
+        return max(0.0, self.wall_s - self.waiting_s / self.gangs)
+
+    @property
+    def busy_share_built(self) -> float:
+        """The share of the time in which no build was waited for."""
+        return self.busy_s / (self.gangs * self.built_s) if self.built_s > 0 else 0.0
+
+
+@dataclass(frozen=True)
 class SpacePicture:
     """How many configs there are and what each constraint removed."""
 
@@ -137,6 +176,7 @@ class ProblemReport:
     first_at: str = ""
     last_at: str = ""
     verified_at: str = ""
+    run_time: RunTime | None = None
 
     @property
     def winner(self) -> Verified | None:

@@ -5,7 +5,7 @@ Knows nothing of costs, models or Optuna.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -106,6 +106,13 @@ class FeasibleRows:
             found.append(others)
         return self._find(np.concatenate(found))
 
+    def lines(self) -> Iterator[Ints]:
+        """For each parameter, groups (rows,) from 0 on: rows of a group differ in that parameter alone."""
+        keys = self._keys(self.codes)
+        for p in range(len(self.sizes)):
+            _, groups = np.unique(keys ^ self._words[self.block(p)][self.codes[:, p]], return_inverse=True)
+            yield groups
+
     def _find(self, codes: NDArray[np.int16]) -> Ints:
         """The rows with these value indices; those outside the set are left out."""
         keys, order = self._sorted_keys
@@ -116,11 +123,14 @@ class FeasibleRows:
 
     def _keys(self, codes: NDArray[np.int16]) -> NDArray[np.uint64]:
         """A random 64-bit word for each value, combined by exclusive or (Zobrist, 1970)."""
-        words = np.random.default_rng(0).integers(2**64, size=int(self.offsets[-1]), dtype=np.uint64)
         keys = np.zeros(len(codes), np.uint64)
         for p in range(codes.shape[1]):
-            keys ^= words[self.block(p)][codes[:, p]]
+            keys ^= self._words[self.block(p)][codes[:, p]]
         return keys
+
+    @cached_property
+    def _words(self) -> NDArray[np.uint64]:
+        return np.random.default_rng(0).integers(2**64, size=int(self.offsets[-1]), dtype=np.uint64)
 
     @cached_property
     def _sorted_keys(self) -> tuple[NDArray[np.uint64], Ints]:

@@ -18,6 +18,7 @@ EVERY_TRIALS = 20
 EVERY_S = 60.0
 DRIFT = "drift"  # the key in a trial's detail, and the kind of event
 _LAUNCHES = 5
+_LOOKS_TO_ADOPT = 3
 _SIGMAS = 3.0
 _OF_MEDIAN = 1.2533  # the standard error of a median, in those of a mean
 _OF_QUARTILES = 0.7413  # a standard deviation, in interquartile ranges
@@ -57,6 +58,21 @@ class DriftWatch:
         self._config, self._place, self._is_default = config, place, is_default
         self._base_us = [one / self.factor for one in us]
         self._steps, self._last, self._trials, self._looked_at = [], None, 0, now_s
+
+    def adopt(self, config: Config, place: BuildPlace, base_us: Sequence[float], now_s: float) -> bool:
+        """Watch the anchor of another device, on which it took `base_us`; from now on `factor` says how much slower
+        this one is. False when the anchor could not be measured here."""
+        self._config, self._place, self._is_default = config, place, True
+        self._base_us = list(base_us)
+        self._steps, self._last, self._trials, self._looked_at = [], None, 0, now_s
+        us = [
+            one for _ in range(_LOOKS_TO_ADOPT) for one in (self._measure() if self._config else None) or ()
+        ]
+        if self._config is None or not us:
+            return False
+        self.factor = self._ratio(us)
+        self._last = math.log(self.factor)
+        return True
 
     def ended(self) -> None:
         """A trial ended."""

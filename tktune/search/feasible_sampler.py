@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from tktune.core.config import Config, Value
-from tktune.search.coordinates import FeasibleRows, Floats, in_order
+from tktune.search.coordinates import FeasibleRows, Floats, Ints, in_order
 from tktune.search.pool_search import PoolSearch
 from tktune.search.sampler import UnseenRows
 
@@ -44,8 +45,9 @@ class FeasibleSampler(BaseSampler):
     def __init__(self, rows: Sequence[Mapping[str, Value]], seed: int, prior: Floats | None = None) -> None:
         if not rows:
             raise ValueError("a sampler needs at least one row")
-        self._rows = rows
-        self._row_of = {_key(row): index for index, row in enumerate(rows)}
+        self.rows = rows
+        self._names = tuple(rows[0])
+        self._row_of = {self._key(row): index for index, row in enumerate(rows)}
         if len(self._row_of) != len(rows):
             raise ValueError("rows repeat")
         self.distributions: dict[str, BaseDistribution] = {
@@ -83,7 +85,21 @@ class FeasibleSampler(BaseSampler):
                 self._search.take(row)
             self._held[trial.number] = row
             self._taken.add(row)
-            return dict(self._rows[row])
+            return dict(self.rows[row])
+
+    @contextmanager
+    def search(self, study: Study) -> Iterator[PoolSearch]:
+        """The search, once it has learnt what became of every trial of the study; nobody draws from it meanwhile."""
+        with self._lock:
+            self._look(study, -1)
+            yield self._search
+
+    def numbers(self, rows: Sequence[Mapping[str, Value]]) -> Ints:
+        """The numbers of rows. Raises ValueError for one outside the set."""
+        found = [self._number(row, -1) for row in rows]
+        if -1 in found:
+            raise ValueError(f"{rows[found.index(-1)]} is not in the set")
+        return np.array(found, np.int64)
 
     def _draw_row(self, study: Study, trial: FrozenTrial) -> int:
         """Choose and claim a row; choose again where another process claims the same one at the same moment."""
@@ -135,13 +151,24 @@ class FeasibleSampler(BaseSampler):
     def _row_in(self, trial: FrozenTrial) -> int | None:
         row = trial.system_attrs.get(ROW)
         if row is None:
-            row = self._row_of.get(_key(trial.params)) if trial.params else self._fixed_row(trial)
+            row = self._number(trial.params) if trial.params else self._fixed_row(trial)
         return row
 
     def _fixed_row(self, trial: FrozenTrial) -> int | None:
         """The row of a trial that was enqueued with complete parameters."""
         fixed = trial.system_attrs.get("fixed_params")
-        return self._row_of.get(_key(fixed)) if fixed and fixed.keys() == self.distributions.keys() else None
+        return self._number(fixed) if fixed else None
+
+    def _number(self, row: Mapping[str, Any], otherwise: Any = None) -> Any:
+        """The number of a row, `otherwise` for one outside the set."""
+        return (
+            self._row_of.get(self._key(row), otherwise)
+            if row.keys() == self.distributions.keys()
+            else otherwise
+        )
+
+    def _key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple([row[name] for name in self._names])
 
     def _claim(self, study: Study, trial: FrozenTrial, row: int) -> None:
         study._storage.set_trial_system_attr(trial._trial_id, ROW, row)
@@ -156,6 +183,13 @@ class FeasibleSampler(BaseSampler):
 
 class ModelSampler:
     """The driver's sampler: asks and tells a study in memory whose sampler is `FeasibleSampler`.
+
+    Rows may be build parts or whole configs, some 100 000 of them. Besides asking it can be asked what it expects,
+    by whoever weighs a gain against what it costs to get: `gains`, `predict`, `near` and `take`. Telling is cheap, in
+    any number: the model is brought up to date when it is next needed.
+
+    `prior` (rows,) is an estimate of log microseconds up to a constant, NaN where there is none (`search.prior` makes
+    one); it orders the first rows and enters the model as a trend.
 
     >>> sampler = ModelSampler([Config(A=a) for a in range(4)], seed=0)
     >>> rows = sampler.ask(2)
@@ -178,12 +212,15 @@ class ModelSampler:
     def ask(self, count: int) -> list[Config]:
         found: list[Config] = []
         while len(found) < count and len(self._unseen):
-            trial = self._study.ask(fixed_distributions=self._sampler.distributions)
-            row = Config(trial.params)
-            self._unseen.take(row)
-            self._open[row] = trial
-            found.append(row)
+            found.append(self._opened())
         return found
+
+    def take(self, row: Config) -> None:
+        """Mark `row` as asked without asking: somebody measures it. Raises ValueError unless it is unseen."""
+        if row not in self._unseen:
+            raise ValueError(f"{row} is not in the set, or was asked or told before")
+        self._study.enqueue_trial(dict(row))
+        self._opened()
 
     def tell(self, row: Config, cost_us: float | None) -> None:
         self._unseen.tell(row)
@@ -191,16 +228,61 @@ class ModelSampler:
         state = TrialState.PRUNED if cost_us is None else TrialState.COMPLETE
         if trial is not None:
             self._study.tell(trial, cost_us, state=state)
-            return
-        self._study.add_trial(
-            optuna.trial.create_trial(
-                params=dict(row), distributions=self._sampler.distributions, value=cost_us, state=state
-            )
+        else:
+            self._study.add_trial(self._ended(row, cost_us, state))
+
+    def tell_many(self, told: Iterable[tuple[Config, float | None]]) -> None:
+        """As `tell` for each, in this order."""
+        for row, cost_us in told:
+            self.tell(row, cost_us)
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough was told for the model to judge; before that `ask` spreads rows out and gains say little."""
+        if not self._unseen.members:
+            return False
+        with self._sampler.search(self._study) as search:
+            return search.ready
+
+    def gains(self, rows: Sequence[Config] | None = None) -> Floats:
+        """Expected improvement in log time of each row, over the best told, times its probability of success.
+
+        In the order of `rows`, or of the rows the sampler was made of when None. Rows asked, taken or told gain 0.
+        Of all rows of a set of more than 20 000 only a pool is looked at, which is drawn anew now and then: what lies
+        around the best, what the prior likes best, and an even rest; the others show 0. Rows that are named are always
+        looked at. Rows that are asked and not told count as measured at what is expected of them. Raises ValueError for a row
+        outside the set.
+        """
+        if not self._unseen.members:
+            return np.zeros(0)
+        wanted = None if rows is None else self._sampler.numbers(rows)
+        with self._sampler.search(self._study) as search:
+            return search.gains(wanted)
+
+    def predict(self, rows: Sequence[Config]) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of log microseconds of each of `rows`, seen or not, if they succeed."""
+        if not len(rows):
+            return np.zeros(0), np.zeros(0)
+        with self._sampler.search(self._study) as search:
+            return search.predict(self._sampler.numbers(rows))
+
+    def near(self, row: Config) -> list[Config]:
+        """The unseen rows that differ from `row` in exactly one parameter."""
+        (number,) = self._sampler.numbers([row])
+        with self._sampler.search(self._study) as search:
+            return [Config(self._sampler.rows[i]) for i in search.near(int(number))]
+
+    def _opened(self) -> Config:
+        trial = self._study.ask(fixed_distributions=self._sampler.distributions)
+        row = Config(trial.params)
+        self._unseen.take(row)
+        self._open[row] = trial
+        return row
+
+    def _ended(self, row: Config, cost_us: float | None, state: TrialState) -> FrozenTrial:
+        return optuna.trial.create_trial(
+            params=dict(row), distributions=self._sampler.distributions, value=cost_us, state=state
         )
-
-
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(sorted(row.items()))
 
 
 def _cost(trial: FrozenTrial) -> float | None:
@@ -210,9 +292,3 @@ def _cost(trial: FrozenTrial) -> float | None:
     if trial.value <= 0:
         raise ValueError(f"trial {trial.number} cost {trial.value}: a cost must be above 0")
     return float(trial.value)
-
-
-def log_prior(cost_us: Mapping[Config, float], rows: Sequence[Config]) -> Floats:
-    """A prior from estimates in microseconds; rows without one have NaN."""
-    found: Floats = np.log([cost_us.get(row, math.nan) for row in rows])
-    return found

@@ -188,7 +188,7 @@ class Finals:
         missing = {build: place.spec for build, place in places.items() if place.artifact is None}
         if not missing:
             return
-        for build, outcome in self._builder.start(missing).wait().items():
+        for build, outcome in self._builder.build(missing).items():
             places[build].artifact = outcome.artifact
             if outcome.artifact is None:
                 self._listener.on_event(Note(outcome.error_sentence))

@@ -47,9 +47,8 @@ class Bench:
         """
         assert place.artifact is not None
         self.gang.start()  # so that a driver killed meanwhile does not count against the config
-        try:
-            trial_id = self.store.start_trial(self.key, config, place.digest, self.run_id)
-        except AlreadyMeasured:
+        trial_id = self.begin(config, place)
+        if trial_id is None:
             return None
         result: TrialResult | None = None
         why = "The run was stopped."
@@ -61,18 +60,43 @@ class Bench:
             raise
         finally:
             if result is None:
-                self.store.finish_trial(trial_id, status.ABANDONED, detail={"sentence": why})
+                self.abandon(trial_id, why)
+        self.finish(trial_id, result, place, drift)
+        return result
+
+    def begin(self, config: Config, place: BuildPlace) -> int | None:
+        """Commit the `started` row; None when another driver holds this config. The gang must live."""
+        try:
+            return self.store.start_trial(self.key, config, place.digest, self.run_id)
+        except AlreadyMeasured:
+            return None
+
+    def finish(
+        self,
+        trial_id: int,
+        result: TrialResult,
+        place: BuildPlace,
+        drift: float = 1.0,
+        device: int | None = None,
+    ) -> None:
+        """Commit what became of a trial; `device` names the first device of its gang where several work."""
+        detail = _detail(result, drift)
+        if device is not None:
+            detail = {**(detail or {}), "device": device}
         self.store.finish_trial(
             trial_id,
             result.status,
             time_us=result.time_us,
             samples=result.samples,
-            detail=_detail(result, drift),
+            detail=detail,
             build_us=place.build_seconds * 1e6,
             gate_error=result.gate_error,
             clocks=result.detail.get("clocks"),
         )
-        return result
+
+    def abandon(self, trial_id: int, why: str) -> None:
+        """Commit that a trial has no end of its own."""
+        self.store.finish_trial(trial_id, status.ABANDONED, detail={"sentence": why})
 
     def file(
         self, config: Config, digest: str, end: str, sentence: str, build_us: float | None = None
@@ -116,8 +140,17 @@ def _detail(result: TrialResult, drift: float) -> dict[str, Any] | None:
     return detail or None
 
 
+def slowest_by_seed(result: TrialResult) -> dict[int, list[float]]:
+    """The slowest rank's microseconds of each iteration, by routing seed."""
+    slowest: dict[int, dict[int, float]] = {}
+    for sample in result.samples:
+        iterations = slowest.setdefault(sample.routing_seed, {})
+        iterations[sample.iteration] = max(sample.us, iterations.get(sample.iteration, 0.0))
+    return {seed: list(iterations.values()) for seed, iterations in slowest.items()}
+
+
 def slowest_rank_us(result: TrialResult) -> list[float]:
-    """The slowest rank's microseconds of each iteration."""
+    """The slowest rank's microseconds of each iteration, in the order in which they were measured."""
     slowest: dict[tuple[int, int], float] = {}
     for sample in result.samples:
         at = (sample.routing_seed, sample.iteration)

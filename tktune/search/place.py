@@ -1,8 +1,8 @@
-"""One build and what is known of it during a run: its artifact, its launch points, how far it was swept."""
+"""One build and what is known of it during a run: its artifact, its launch points, which of them are still to be had."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,56 +11,58 @@ from tktune.core.build_spec import BuildSpec
 from tktune.core.config import Config
 from tktune.core.space import Space
 from tktune.families.base import Family
-from tktune.search.racing import LaunchSweep
+
+_FAILURES_BEFORE_CLOSED = 2
 
 
 @dataclass
 class BuildPlace:
-    """A build part, its feasible configs (`points`) and the sweep over them.
+    """A build part and its feasible configs (`points`).
 
-    `told` once the sampler knows the build's cost; `failed` when it cannot be built. `again` holds points that
-    ended without a verdict and are tried once more.
+    `left` are the points that were not handed out yet; `failures` and `passed` count those that ended. `failed` when
+    it cannot be built, `ordered` once somebody builds it.
     """
 
     build: Config
     spec: BuildSpec
     points: Sequence[Config]
-    sweep: LaunchSweep
     name_of: Callable[[BuildSpec], str]
     artifact: Artifact | None = None
     build_seconds: float = 0.0
-    told: bool = False
+    ordered: bool = False
     failed: bool = False
-    again: list[Config] = field(default_factory=list)
+    failures: int = 0
+    passed: int = 0
+    left: dict[Config, None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = dict.fromkeys(self.points)
 
     @cached_property
     def digest(self) -> str:
         """The name of the artifact, whether or not it is built."""
         return self.name_of(self.spec)
 
+    def ended(self, *, passed: bool) -> None:
+        """One of its points was judged."""
+        if passed:
+            self.passed += 1
+        else:
+            self.failures += 1
+
     @property
-    def exhausted(self) -> bool:
-        return self.failed or self.sweep.closed() or (len(self.sweep) == 0 and not self.again)
+    def closed(self) -> bool:
+        """Whether no more of its points are handed out: it cannot be built, or seems broken, since its points fail and
+        none has passed."""
+        return self.failed or (not self.passed and self.failures >= _FAILURES_BEFORE_CLOSED)
 
 
-def places_of(
-    space: Space,
-    family: Family,
-    default: Config,
-    cost_us: Mapping[Config, float],
-    name_of: Callable[[BuildSpec], str],
-) -> dict[Config, BuildPlace]:
+def places_of(space: Space, family: Family, name_of: Callable[[BuildSpec], str]) -> dict[Config, BuildPlace]:
     """Every build of the feasible set, in its order."""
     points: dict[Config, list[Config]] = {}
     for config in space.feasible:
         points.setdefault(space.build_part(config), []).append(config)
     return {
-        build: BuildPlace(
-            build,
-            family.build_spec(build, space.problem, space.device),
-            configs,
-            LaunchSweep(space, configs, default, cost_us),
-            name_of,
-        )
+        build: BuildPlace(build, family.build_spec(build, space.problem, space.device), configs, name_of)
         for build, configs in points.items()
     }

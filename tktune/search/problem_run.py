@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from tktune.build.cache import ArtifactCache
@@ -16,26 +15,30 @@ from tktune.core.canonical import digest
 from tktune.core.config import Config
 from tktune.core.space import Space
 from tktune.families.base import Family
+from tktune.families.link_model import first_known, informed
 from tktune.gang.gang import Gang
 from tktune.gang.trial import TrialPlan
 from tktune.search.budget import Budget, StopSignal
 from tktune.search.building import Builder
+from tktune.search.choosing import Asked, Chooser
+from tktune.search.costs import Costs
 from tktune.search.events import Finished, Listener, Note, Resumed, SpaceReady
 from tktune.search.exploring import Found, Search
 from tktune.search.finals import Finals
+from tktune.search.lanes import Lane, Lanes
+from tktune.search.ledger import Ledger
 from tktune.search.measuring import Bench
 from tktune.search.place import BuildPlace, places_of
-from tktune.search.racing import model_seeds
 from tktune.search.results import Rooms, TuneResult
 from tktune.search.resume import Known, cut_short, recall
+from tktune.search.sampler import ConfigSampler
+from tktune.search.samplers import SAMPLERS
 from tktune.search.start import start_configs
-from tktune.search.stop_rule import StopRule
+from tktune.search.stop_rule import GreaterGain, RecordGain, StopRule
 from tktune.search.study import Study
 from tktune.store.results import Store
 from tktune.store.rows import TrialKey, WinnerRow
 
-_FEWEST_BUILDS, _MOST_BUILDS = 4, 16  # in one batch
-_MODEL_SEEDS = 4
 _SEARCH_ENDED = "search_ended"  # the kind of event that tells how long a run searched
 # A finalist's share of verification and attribution, in units of one trial's seconds.
 _TRIALS_PER_FINALIST = 4.0
@@ -72,8 +75,9 @@ class ProblemRun:
         self.policy = study.policy(space.device)
         self.default = space.default_config()
         self.starts = start_configs(space, study.start_from)
-        self.cost_us = {c: family.cost_us(c, self.problem, self.device) for c in space.feasible}
-        self.places = places_of(space, family, self.default, self.cost_us, cache.digest)
+        model = informed(family, first_known(row.facts for row in store.links(self.device)))
+        self.cost_us = {c: model.cost_us(c, self.problem, self.device) for c in space.feasible}
+        self.places = places_of(space, family, cache.digest)
 
     def run(self) -> TuneResult:
         known = self.begin()
@@ -85,8 +89,15 @@ class ProblemRun:
             clock=self.rooms.clock,
             finals_trials=_TRIALS_PER_FINALIST * (self.study.finalists + 3),
         )
-        with self.builder() as builder, self.rooms.make_gang(self.problem, self.device, self.policy) as gang:
-            return self._with(gang, builder, budget, known)
+        with self.builder() as builder, contextlib.ExitStack() as life:
+            gangs = [life.enter_context(self._gang(seat)) for seat in self._seats()]
+            return self._with(gangs, builder, budget, known)
+
+    def _seats(self) -> list[tuple[int, ...]]:
+        return list(self.rooms.seats(self.problem, self.device))[: self.study.gangs]
+
+    def _gang(self, seat: tuple[int, ...]) -> Gang:
+        return self.rooms.make_gang(self.problem, self.device, self.policy, device_indices=seat)
 
     def begin(self) -> Known:
         """Tell of the space, and recall what earlier runs left."""
@@ -118,37 +129,76 @@ class ProblemRun:
         plan = TrialPlan.of(self.problem, self.policy)
         return Bench(self.store, self.key, gang, self.run_id, self.family.name, plan, self.rooms.measure)
 
-    def _with(self, gang: Gang, builder: Builder, budget: Budget, known: Known) -> TuneResult:
-        bench = self.bench(gang)
+    def _with(self, gangs: Sequence[Gang], builder: Builder, budget: Budget, known: Known) -> TuneResult:
+        bench = self.bench(gangs[0])
         standing = self.store.winner(self.problem, self.device, self.policy.name)
-        search = Search(
-            places=self.places,
-            default=self.default,
-            preferred=self._preferred(standing),
-            starts=self.starts,
-            rule=StopRule() if self.study.stop_early else None,
-            seeds=model_seeds(
-                {build: place.points for build, place in self.places.items()}, self.cost_us, _MODEL_SEEDS
-            ),
-            sampler=self.rooms.make_sampler(list(self.places), self.study.seed),
-            known=known,
-            family=self.family,
-            build_of=self.space.build_part,
-            builder=builder,
-            bench=bench,
-            budget=budget,
-            stop=self.stop,
-            listener=self.listener,
-            batch_builds=min(max(os.cpu_count() or 1, _FEWEST_BUILDS), _MOST_BUILDS),
+        costs = Costs(builder.jobs)
+        chooser = self._chooser(costs)
+        rule = StopRule(GreaterGain(RecordGain(), chooser.gain)) if self.study.stop_early else None
+        ledger = Ledger(
+            self.places, self.space.build_part, self.default, known, chooser, budget, rule, self.listener
         )
-        found = search.run()
+        with Lanes(self._lanes(gangs, bench), builder.bell) as lanes:
+            found = Search(
+                places=self.places,
+                default=self.default,
+                preferred=self._preferred(standing),
+                starts=self.starts,
+                chooser=chooser,
+                ledger=ledger,
+                costs=costs,
+                family=self.family,
+                builder=builder,
+                lanes=lanes,
+                bench=bench,
+                budget=budget,
+                stop=self.stop,
+                listener=self.listener,
+            ).run()
         self._note_search(bench, budget, found)
+        bench = dataclasses.replace(bench, gang=lanes.lasting[0].gang)
         finals = Finals(self, bench, builder, budget, found, known, standing)
         result = finals.run()
         self.listener.on_event(
             Finished(self.problem, found.measured, found.built, budget.run_s, found.reason)
         )
         return result
+
+    def _lanes(self, gangs: Sequence[Gang], bench: Bench) -> list[Lane]:
+        seed = bench.plan.seeds[0]
+        return [
+            Lane(number, gang, seed, self.rooms.clock, seat[0])
+            for number, (gang, seat) in enumerate(zip(gangs, self._seats(), strict=True))
+        ]
+
+    def _chooser(self, costs: Costs) -> Chooser:
+        """What decides what is measured next: the study's sampler over all configs, weighed where it has a model."""
+        rows = list(self.space.feasible)
+        build_of = {config: build for build, place in self.places.items() for config in place.points}
+        if self.rooms.make_sampler is not None:
+            sampler, informed = self.rooms.make_sampler(rows, self.study.seed), False
+        elif self.study.sampler == "model":
+            sampler, informed = self._model(rows)
+        else:
+            sampler, informed = SAMPLERS[self.study.sampler](rows, self.study.seed), False
+        from tktune.search.gains import GainChooser, GainModel
+
+        if not isinstance(sampler, GainModel):
+            return Asked(sampler, build_of)
+        held = [build for build, place in self.places.items() if self.cache.holds(place.digest)]
+        return GainChooser(rows, build_of, sampler, costs, held, informed=informed)
+
+    def _model(self, rows: Sequence[Config]) -> tuple[ConfigSampler, bool]:
+        """Our sampler, and whether something is known of the rows before any is measured: what the family's cost model
+        says of them, and what was measured of neighbouring problems and other device classes."""
+        from tktune.search.feasible_sampler import ModelSampler
+        from tktune.search.prior import in_store, log_prior
+
+        elsewhere = in_store(self.store, self.key, self.family)
+        estimates = self.cost_us if len(set(self.cost_us.values())) > 1 else None
+        if not elsewhere and estimates is None:
+            return ModelSampler(rows, self.study.seed), False
+        return ModelSampler(rows, self.study.seed, log_prior(rows, estimates, elsewhere)), True
 
     # What earlier runs left.
 

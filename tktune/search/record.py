@@ -110,7 +110,7 @@ class _Recorder:
         return sorted(open_, key=lambda place: place.build != first)
 
     def _batch(self, places: Sequence[BuildPlace], known: Known, builder: Builder, bench: Bench) -> None:
-        outcomes = builder.start({place.build: place.spec for place in places}).wait()
+        outcomes = builder.build({place.build: place.spec for place in places})
         for place in places:
             outcome = outcomes[place.build]
             place.artifact, place.build_seconds = outcome.artifact, outcome.seconds

@@ -30,7 +30,6 @@ from tktune.search.replay_rooms import (
 from tktune.search.results import Rooms, TuneResult
 from tktune.search.sampler import SamplerMaker
 from tktune.search.study import Study
-from tktune.search.tpe import TpeSampler
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def replay(
     listener: Listener | None = None,
     stop: StopSignal | None = None,
     clock: VirtualClock | None = None,
-    make_sampler: SamplerMaker = TpeSampler,
+    make_sampler: SamplerMaker | None = None,
     store_url: str = "sqlite://",
 ) -> Replayed:
     """Tune `study` (of `study_of` or `on_recording`) against `recording`; the same words give the same answer.
@@ -109,7 +108,7 @@ def replay(
     disturbance, clock = disturbance or Disturbance(), clock or VirtualClock()
     gangs: list[ReplayGang] = []
 
-    def make_gang(*_: Any) -> Any:
+    def make_gang(*_: Any, **__: Any) -> Any:
         gangs.append(ReplayGang(recording, disturbance, clock))
         return gangs[-1]
 
@@ -119,6 +118,7 @@ def replay(
         make_builder=functools.partial(ReplayBuilder, clock=clock, jobs=recording.build_jobs),
         family=lambda name: ReplayFamily(recording),
         clock=clock,
+        seats=lambda problem, device: [tuple(range(problem.world))],
     )
     with tempfile.TemporaryDirectory(prefix="tktune-replay-") as folder:
         cache: Any = ReplayCache(recording, Path(folder))

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tktune.build.artifact import Artifact, BuildOutcome
@@ -24,12 +25,13 @@ from tktune.core.errors import GangError
 from tktune.core.problem import Problem
 from tktune.core.roles import Role, RoleModel
 from tktune.families.base import RankSeat, Workbench
-from tktune.gang.gang import Outcome
-from tktune.search.building import Batch, Builder
-from tktune.search.events import BuildStarted, Listener
+from tktune.gang.gang import RENEW_AFTER_LOADS, Outcome
+from tktune.search.building import Builder, Finished
+from tktune.search.events import Listener
 from tktune.search.recording import RecordedBuild, RecordedSpace, RecordedTrial, Recording
 
 DRIFT_S = 30.0
+_RENEWAL = 20.0  # a load that took so many times the usual one had a fresh gang started in its midst
 _LEAST_FACTOR = 0.5  # noise never makes a launch faster than this share of its time
 _KILLED = "The recording passed here; the replay was asked to let some configs fail."
 
@@ -124,18 +126,12 @@ class ReplayCache:
     def digest(self, spec: BuildSpec) -> str:
         return digest([spec.name, self._recording.toolchain[1]])
 
-    def build(
-        self,
-        specs: Sequence[BuildSpec],
-        jobs: int | None = None,
-        on_done: Callable[[BuildOutcome], None] | None = None,
-    ) -> list[BuildOutcome]:
+    def holds(self, digest: str) -> bool:
+        return digest in self._known
+
+    def build(self, specs: Sequence[BuildSpec]) -> list[BuildOutcome]:
         """The recorded outcome of each; nothing is charged here (`ReplayBuilder` knows when who waits)."""
-        outcomes = [self._outcome(spec) for spec in specs]
-        if on_done is not None:
-            for outcome in outcomes:
-                on_done(outcome)
-        return outcomes
+        return [self._outcome(spec) for spec in specs]
 
     def _outcome(self, spec: BuildSpec) -> BuildOutcome:
         recorded, name = self._builds[spec.name.split()[-1]], self.digest(spec)
@@ -162,54 +158,41 @@ class ReplayCache:
 
 
 class ReplayBuilder(Builder):
-    """Builds at once and charges when somebody waits: ahead of measuring, a batch is ready when its compilers would
-    have been, and only the rest of the wait is charged."""
+    """Builds at once and charges when somebody waits: an artifact is ready when its compiler would have been, each
+    taking the next one when it is free, and only the rest of the wait is charged."""
 
     def __init__(
         self, cache: Any, listener: Listener, *, ahead: bool, clock: VirtualClock, jobs: int
     ) -> None:
         super().__init__(cache, listener, ahead=ahead)
         self.clock = clock
-        self._jobs = jobs
-        self._free_at = 0.0
-        self.ready_at: dict[int, float] = {}
+        self.jobs = max(1, jobs)
+        self._free_at = [0.0] * self.jobs
+        self._ready: list[tuple[float, int, BuildOutcome]] = []
+        self._order = itertools.count()
 
-    def start(self, specs: Mapping[Config, BuildSpec]) -> Batch:
-        batch = ReplayBatch(specs, self)
-        if self.ahead:
-            batch.begin()
-        return batch
+    def wait(self) -> None:
+        if self._ready:
+            self.clock.wait_until(self._ready[0][0])
 
-    def submit(self, batch: Batch) -> Future[list[BuildOutcome]]:
-        self._listener.on_event(BuildStarted(tuple(batch.specs)))
-        outcomes = self.cache.build(list(batch.specs.values()), on_done=batch.done.put)
-        begin = max(self.clock.now, self._free_at)
-        self._free_at = begin + makespan_s([outcome.seconds for outcome in outcomes], self._jobs)
-        self.ready_at[id(batch)] = self._free_at
-        future: Future[list[BuildOutcome]] = Future()
-        future.set_result(outcomes)
-        return future
+    def cancel(self) -> None:
+        self._ready.clear()
+        self._free_at = [self.clock.now] * self.jobs
+        super().cancel()
 
+    def _begin(self, specs: list[BuildSpec]) -> None:
+        for outcome in self.cache.build(specs):
+            at = self.clock.now
+            if not outcome.cached:
+                at = max(at, heapq.heappop(self._free_at)) + outcome.seconds
+                heapq.heappush(self._free_at, at)
+            heapq.heappush(self._ready, (at, next(self._order), outcome))
 
-class ReplayBatch(Batch):
-    """A batch whose waiting is charged to the virtual clock."""
-
-    def __init__(self, specs: Mapping[Config, BuildSpec], builder: ReplayBuilder) -> None:
-        super().__init__(specs, builder)
-        self._replay = builder
-
-    def wait(self) -> dict[Config, BuildOutcome]:
-        self.begin()
-        self._replay.clock.wait_until(self._replay.ready_at.pop(id(self), 0.0))
-        return super().wait()
-
-
-def makespan_s(seconds: Sequence[float], jobs: int) -> float:
-    """How long compiles take that `jobs` compilers share, each taking the next one when it is free."""
-    free_at = [0.0] * max(1, jobs)
-    for one in seconds:
-        heapq.heappush(free_at, heapq.heappop(free_at) + one)
-    return max(free_at)
+    def _told(self) -> list[Finished]:
+        found: list[Finished] = []
+        while self._ready and self._ready[0][0] <= self.clock.now:
+            found += self._match(heapq.heappop(self._ready)[2])
+        return found
 
 
 @dataclass
@@ -222,16 +205,14 @@ class ReplayGang:
     respawns: int = 0
     survived: int = 0
     run_s: float = 0.0
-    _loaded: Config | None = None
+    loaded: Config | None = None
     _crashed: set[Config] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.problem, self.device = self.recording.problem, self.recording.device
         self._random = random.Random(self.disturbance.seed)
-        self._load_s: dict[Config, float] = {}
-        for trial in self.recording.trials.values():
-            build = self.recording.build_part(trial.config)
-            self._load_s[build] = max(self._load_s.get(build, 0.0), trial.load_s)
+        self._load_s, self._renewal_s = _loads(self.recording)
+        self._held: set[Config] = set()  # loaded since the last renewal
 
     def __enter__(self) -> ReplayGang:
         return self
@@ -243,9 +224,13 @@ class ReplayGang:
         return None
 
     def load(self, artifact: Path, sha256: str, build_part: Config) -> Outcome:
-        if build_part != self._loaded:
+        if build_part != self.loaded:
             self._charge(self._load_s[build_part])
-            self._loaded = build_part
+            if build_part not in self._held and len(self._held) >= RENEW_AFTER_LOADS:
+                self._charge(self._renewal_s)
+                self._held.clear()
+            self._held.add(build_part)
+            self.loaded = build_part
         return Outcome(status.OK, replies=self._replies({"facts": {}}))
 
     def gate(self, config: Config, routing: str, seed: int) -> Outcome:
@@ -259,7 +244,7 @@ class ReplayGang:
             return Outcome(ended, sentence, self._replies(_body(False)))
         if status.ends_the_gang(ended):
             self.respawns += 1
-            self._loaded = None
+            self.loaded = None
         return Outcome(ended, sentence, [None] * self.problem.world, gang_lives=False)
 
     def time(self, config: Config, mode: str, seed: int, iterations: int) -> Outcome:
@@ -291,6 +276,22 @@ class ReplayGang:
 
     def _replies(self, body: dict[str, Any]) -> list[dict[str, Any] | None]:
         return [body for _ in range(self.problem.world)]
+
+
+def _loads(recording: Recording) -> tuple[dict[Config, float], float]:
+    """Seconds of loading each build, and of a gang's renewal, which falls on whichever load happens to be due for it."""
+    load_s: dict[Config, float] = {}
+    for trial in recording.trials.values():
+        build = recording.build_part(trial.config)
+        load_s[build] = max(load_s.get(build, 0.0), trial.load_s)
+    usual_s = median(load_s.values())
+    renewals = [one for one in load_s.values() if one > max(1.0, _RENEWAL * usual_s)]
+    if len(renewals) > len(load_s) // (RENEW_AFTER_LOADS // 2) + 1:
+        return load_s, 0.0  # loads are just that dear here
+    for build, seconds in load_s.items():
+        if seconds in renewals:
+            load_s[build] = usual_s
+    return load_s, median(renewals) if renewals else 0.0
 
 
 def _body(passed: bool) -> dict[str, Any]:

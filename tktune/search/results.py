@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tktune.core.config import Config
@@ -16,19 +16,24 @@ from tktune.gang.trial import TrialResult, measure_trial
 from tktune.search.attribution import Attribution
 from tktune.search.building import Builder
 from tktune.search.sampler import SamplerMaker
-from tktune.search.tpe import TpeSampler
+from tktune.search.seats import seats_of
 
 
 @dataclass(frozen=True)
 class Rooms:
-    """The rooms below that a run works with; replaced in tests and by other samplers or executors."""
+    """The rooms below that a run works with; replaced in tests and by other samplers or executors.
 
-    make_gang: Callable[[Problem, DeviceClass, Policy], Gang] = Gang
+    `make_gang(problem, device, policy, device_indices=…)` is called for each of `seats(problem, device)`: the device
+    indices of gangs that may measure side by side. `make_sampler` stands in for the study's sampler (None: that).
+    """
+
+    make_gang: Callable[..., Gang] = Gang
     measure: Callable[..., TrialResult] = measure_trial
-    make_sampler: SamplerMaker = TpeSampler
+    make_sampler: SamplerMaker | None = None
     make_builder: Callable[..., Builder] = Builder
     family: Callable[[str], Family] = family
     clock: Callable[[], float] = time.monotonic
+    seats: Callable[[Problem, DeviceClass], Sequence[tuple[int, ...]]] = seats_of
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ class Known:
     """Rows of this key that still speak for the artifact a config would get today.
 
     `final`: the last verdict per config. `ends`: how often a config ended without one. `vanished`: those of them
-    that only ever ended because the driver or the host did. `spent_s`: wall seconds that earlier runs spent
-    searching.
+    that only ever ended because the driver or the host did. `interrupted`: those that the user stopped in their midst.
+    `spent_s`: wall seconds that earlier runs spent searching.
     """
 
     final: Mapping[Config, TrialRow]
@@ -33,6 +33,7 @@ class Known:
     vanished: frozenset[Config]
     spent_s: float
     last_ended_at: float
+    interrupted: tuple[Config, ...] = ()
 
     @property
     def quarantined(self) -> frozenset[Config]:
@@ -67,6 +68,7 @@ def recall(
     final: dict[Config, TrialRow] = {}
     ends: dict[Config, int] = defaultdict(int)
     blamed: set[Config] = set()
+    interrupted: dict[Config, None] = {}
     span: dict[str, tuple[float, float]] = {}
     last = 0.0
     for row in sorted(rows, key=lambda row: row.id):
@@ -82,8 +84,11 @@ def recall(
             ends[row.config] += 1
             if row.status != status.LOST:
                 blamed.add(row.config)
+        elif row.status == status.ABANDONED:
+            interrupted[row.config] = None
     spent_s = sum(searched_s.get(run_id, end - start) for run_id, (start, end) in span.items())
-    return Known(final, dict(ends), frozenset(ends.keys() - blamed), spent_s, last)
+    vanished = frozenset(ends.keys() - blamed)
+    return Known(final, dict(ends), vanished, spent_s, last, tuple(interrupted.keys() - final.keys()))
 
 
 def cut_short(events: Iterable[EventRow], problem_digest: str) -> list[Config]:

@@ -7,9 +7,11 @@ anything with `note` and `gain` (`GainEstimate`) takes its place.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 LEAST_TRIALS = 60  # before these, silence says nothing
+LEAST_S = 15.0  # nor before these seconds, in which a fast machine has seen one corner of its space
 MINUTE_S = 60.0
 _LOWEST = 5  # order statistics whose spacing says how fine the bottom of the space is
 _MOST_BAND = 0.05  # however noisy the machine, a larger expected gain is worth a minute
@@ -72,8 +74,27 @@ class RecordGain:
         return math.log(self._best[trial] / self._best[-1])
 
 
+class GreaterGain:
+    """The greater of what the record and a model (`of_model`, see `choosing.Chooser.gain`) promise.
+
+    A model of few trials is sure of what it has not seen; the record alone does not know what is left. Only when neither
+    promises anything is silence believed.
+    """
+
+    def __init__(self, record: RecordGain, of_model: Callable[[float], float | None]) -> None:
+        self._record = record
+        self._of_model = of_model
+
+    def note(self, time_us: float | None) -> None:
+        self._record.note(time_us)
+
+    def gain(self, trials: float) -> float | None:
+        known = [gain for gain in (self._record.gain(trials), self._of_model(trials)) if gain is not None]
+        return max(known, default=None)
+
+
 class StopRule:
-    """Whether to go on. It never speaks before `LEAST_TRIALS` trials, and ties are at least those of `least_band`."""
+    """Whether to go on. It never speaks before `LEAST_TRIALS` trials and `LEAST_S` seconds, and ties are at least those of `least_band`."""
 
     def __init__(self, estimate: GainEstimate | None = None, least_band: float = 0.01) -> None:
         self.estimate: GainEstimate = RecordGain() if estimate is None else estimate
@@ -90,7 +111,7 @@ class StopRule:
         `noise`: by how much two equal configs differ; `trial_s`: what a trial takes, builds included; `left` trials and
         `left_s` seconds remain of the budget or the space (None: no limit).
         """
-        if self._noted < LEAST_TRIALS:
+        if self._noted < LEAST_TRIALS or self._noted * trial_s < LEAST_S:
             return ""
         seconds = MINUTE_S if left_s is None else min(MINUTE_S, max(0.0, left_s))
         trials = seconds / trial_s if trial_s > 0 else math.inf

@@ -31,6 +31,8 @@ Count = Annotated[int, Field(ge=1)]
 Counts = Count | Annotated[list[Count], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1)]
 PinValue = int | str
+SamplerName = Literal["model", "tpe", "random"]  # those of `search.samplers`
+DEFAULT_SAMPLER: SamplerName = "model"
 
 
 class _Table(BaseModel):
@@ -80,6 +82,8 @@ class SearchTable(_Table):
     rounds: Annotated[int, Field(ge=3)] | None = None
     stop_early: bool | None = None
     start_from: Text | Annotated[list[Text], Field(min_length=1)] | None = None
+    sampler: SamplerName = DEFAULT_SAMPLER
+    gangs: Count | None = None
 
 
 class StudyFile(_Table):
@@ -101,7 +105,8 @@ class Study:
 
     `trials` and `seconds` bound the search of one problem; with `stop_early` it may end before. `pins` limits
     parameters to these values. `start_from` are configs (as text: `search.start`) tried right after the default.
-    `rounds` is how often finalists are measured. `policy_changes` are the fields in which the policy differs from
+    `rounds` is how often finalists are measured. At most `gangs` gangs measure side by side (None: as many as the host
+    has devices for). `policy_changes` are the fields in which the policy differs from
     the device's serving policy.
 
     >>> study = load_study("quickstart")  # doctest: +SKIP
@@ -123,6 +128,8 @@ class Study:
     rounds: int = PROFILES[DEFAULT].rounds
     stop_early: bool = False
     start_from: tuple[str, ...] = ()
+    sampler: SamplerName = DEFAULT_SAMPLER
+    gangs: int | None = None
 
     def on(self, device: str) -> Study:
         """The same study on another device, for example a class to dry-run ("sm_120a")."""
@@ -195,6 +202,8 @@ def parse_study(content: Mapping[str, Any], path: Path, asked: Effort | None = N
         rounds=search.rounds if own and search.rounds is not None else profile.rounds,
         stop_early=search.stop_early if own and search.stop_early is not None else profile.stop_early,
         start_from=() if search.start_from is None else _listed(search.start_from),
+        sampler=search.sampler,
+        gangs=search.gangs,
         pins={name: _listed(value) for name, value in file.pins.items()},
         policy_changes=policy,
         path=path,

@@ -17,7 +17,7 @@ from tktune.search.minimise import minimise
 
 # Inverse gamma prior of the process variance: so many observations, of so much squared deviation in all.
 _FREEDOM, _SQUARES = 2.0, 2.0
-_FIT_STEPS = 12
+_FIT_STEPS, _LATER_STEPS = 12, 4
 _ROOM = 32  # rows by which the factor grows
 _LEAST_VARIANCE = 1e-6  # single precision does not hold less
 
@@ -29,6 +29,7 @@ def fit(
     trend: Floats,
     start: Floats,
     belief: tuple[Floats, Floats],
+    steps: int = _FIT_STEPS,
 ) -> Floats:
     """Theta of nearly the highest posterior density, from `start`, given observations `y` (n,).
 
@@ -67,30 +68,33 @@ def fit(
         slope.append(float(np.trace(w)) * kernel.nugget)
         return value, gap / deviation - 0.5 * np.array(slope)
 
-    return minimise(
-        value_and_slope, start, _FIT_STEPS, lower=mean - 3 * deviation, upper=mean + 3 * deviation
-    )
+    return minimise(value_and_slope, start, steps, lower=mean - 3 * deviation, upper=mean + 3 * deviation)
 
 
 class Surrogate:
     """Mean and deviation of every row of a pool, kept up to date as observations come.
 
+    Times do not repeat exactly, but nearly: what no coordinate explains (the nugget) is taken for a property of the row,
+    and adds to the deviation of rows not measured.
+
     With L the Cholesky factor of the observations' covariance, it keeps L^-1 and V = L^-1 K(observed, pool), so that
     an observation costs one row of each (n x pool operations), not a new factor. Memory: n x pool x 4 bytes.
     """
 
-    def __init__(self, rows: FeasibleRows, trend: Floats, belief: tuple[Floats, Floats]) -> None:
-        """`trend` (rows, T) and `belief` as for `fit`."""
-        self._rows, self._trend, self._belief = rows, trend, belief
+    def __init__(self, rows: FeasibleRows, belief: tuple[Floats, Floats]) -> None:
+        """`belief` as for `fit`."""
+        self._rows, self._belief = rows, belief
         self._theta = belief[0]
         self.observed: list[int] = []
 
-    def refit(self, observed: list[int], y: Floats, pool: Ints, hot: NDArray[np.float32]) -> None:
-        """Learn theta from these observations, then condition on them. `hot` are the one-hot rows of `pool`."""
-        self._theta = fit(self._rows, observed, y, self._trend[observed], self._theta, self._belief)
-        self._condition(observed, pool, hot)
+    def learn(self, observed: list[int], y: Floats, trend: Floats, *, briefly: bool) -> None:
+        """Learn theta from observations `y` (n,); `trend` (n, T) as for `fit`. `briefly`: it is nearly known."""
+        steps = _LATER_STEPS if briefly else _FIT_STEPS
+        self._theta = fit(self._rows, observed, y, trend, self._theta, self._belief, steps)
 
-    def _condition(self, observed: list[int], pool: Ints, hot: NDArray[np.float32]) -> None:
+    def condition(self, observed: list[int], trend: Floats, pool: Ints, hot: NDArray[np.float32]) -> None:
+        """Start anew from these observed rows, with what theta is known. `trend` is (rows, T), `hot` (pool, values)."""
+        self._trend = trend
         self._kernel = Kernel(self._rows, self._theta)
         self._pool, self._pool_trend = pool, self._trend[pool].astype(np.float32)
         count, room = len(observed), len(observed) + _ROOM
@@ -104,7 +108,7 @@ class Surrogate:
         cross += trend.astype(np.float32) @ self._pool_trend.T
         self._v = np.empty((room, len(pool)), np.float32)
         np.matmul(self._inverse[:count, :count].astype(np.float32), cross, out=self._v[:count])
-        self._variance = 1 + np.einsum("ij,ij->i", self._pool_trend, self._pool_trend)
+        self._variance = 1 + self._kernel.nugget + np.einsum("ij,ij->i", self._pool_trend, self._pool_trend)
         self._variance -= np.einsum("ij,ij->j", self._v[:count], self._v[:count])
         self.observed = list(observed)
 
@@ -146,9 +150,31 @@ class Surrogate:
 
         Rows beyond m count as measured at their mean: they narrow the deviation only.
         """
+        return self._from(self._v, self._variance, y)
+
+    def predict_rows(self, rows: Ints, y: Floats) -> tuple[Floats, Floats]:
+        """The same for any rows, in double precision; costs (observations^2 x rows) operations."""
+        count = len(self.observed)
+        cross = self._kernel.between(self._rows.one_hot(self.observed), self._rows.one_hot(rows))
+        cross += self._trend[self.observed] @ self._trend[rows].T
+        v = self._inverse[:count, :count] @ cross
+        variance = 1 + self._kernel.nugget + np.einsum("ij,ij->i", self._trend[rows], self._trend[rows])
+        return self._from(v, variance - np.einsum("ij,ij->j", v, v), y)
+
+    def mean_rows(self, rows: Ints, y: Floats) -> Floats:
+        """The mean alone, for as many values as observed rows; costs (observations x rows) operations."""
+        count = len(self.observed)
+        inverse = self._inverse[:count, :count]
+        pull = inverse.T @ (inverse @ y)
+        own, hot = self._rows.one_hot(self.observed, np.float32), self._rows.one_hot(rows, np.float32)
+        mean: Floats = pull @ self._kernel.between(own, hot)
+        mean += (pull @ self._trend[self.observed]) @ self._trend[rows].T
+        return mean
+
+    def _from(self, v: NDArray[Any], variance: NDArray[Any], y: Floats) -> tuple[Floats, Floats]:
         count = len(y)
         weights = self._inverse[:count, :count] @ y
-        mean: NDArray[Any] = weights.astype(np.float32) @ self._v[:count]
+        mean: NDArray[Any] = weights.astype(v.dtype) @ v[:count]
         scale = (_SQUARES + float(weights @ weights)) / (_FREEDOM + count)
-        variance = np.maximum(self._variance.astype(np.float64), _LEAST_VARIANCE)
-        return mean.astype(np.float64), np.sqrt(scale * variance)
+        deviation = np.sqrt(scale * np.maximum(variance.astype(np.float64), _LEAST_VARIANCE))
+        return mean.astype(np.float64), deviation

@@ -37,7 +37,7 @@ class Base(DeclarativeBase):
 
 
 class DeviceClassModel(Base):
-    """A device class; `facts` are measured link facts, beside the key and no part of it."""
+    """A device class; `facts` are beside the key and no part of it. Measured links have rows of their own."""
 
     __tablename__ = "device_class"
 
@@ -105,6 +105,21 @@ class ToolchainModel(Base):
     kind: Mapped[str] = mapped_column(Text)
     version: Mapped[str] = mapped_column(Text)
     detail: Mapped[str] = mapped_column(Text)
+
+
+class LinkMeasurementModel(Base):
+    """What the link and SMs of a device class were measured to do once; the newest row counts."""
+
+    __tablename__ = "link_measurement"
+    __table_args__ = (Index(None, "device_class_id", "measured_at"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    device_class_id: Mapped[int] = mapped_column(ForeignKey("device_class.id"))
+    toolchain_id: Mapped[int] = mapped_column(ForeignKey("toolchain.id"))
+    driver: Mapped[str] = mapped_column(Text)
+    host: Mapped[str] = mapped_column(Text)
+    facts: Mapped[str] = mapped_column(Text)
+    measured_at: Mapped[float] = mapped_column(Double)
 
 
 class ArtifactModel(Base):

@@ -12,9 +12,10 @@ from tktune.core.device import DeviceClass
 from tktune.core.policy import Policy
 from tktune.core.problem import Problem
 from tktune.core.status import is_final
-from tktune.store import checks, subjects, surroundings, trials, verifications, winners
+from tktune.store import checks, links, subjects, surroundings, trials, verifications, winners
 from tktune.store.driver_identity import this_driver
 from tktune.store.engine import Database, Mode
+from tktune.store.links import LinkRow
 from tktune.store.location import place
 from tktune.store.models import (
     DeviceClassModel,
@@ -155,7 +156,7 @@ class Store:
             return subjects.artifact(connection, digest)
 
     def note_device_facts(self, device: DeviceClass, facts: Mapping[str, Any]) -> None:
-        """Keep measured link facts beside a device class; named facts replace older ones."""
+        """Keep facts beside a device class; named facts replace older ones."""
         row_id = self.device_class_id(device)
         with self._database.write() as connection:
             subjects.note_device_facts(connection, row_id, facts)
@@ -163,6 +164,19 @@ class Store:
     def device_facts(self, device: DeviceClass) -> dict[str, Any]:
         with self._database.read() as connection:
             return subjects.device_facts(connection, device.digest)
+
+    def add_link(
+        self, device: DeviceClass, toolchain_id: int, facts: Mapping[str, Any], driver: str, host: str
+    ) -> int:
+        """Keep what the link of a device class was measured to do just now."""
+        row_id = self.device_class_id(device)
+        with self._database.write() as connection:
+            return links.add_link(connection, row_id, toolchain_id, facts, driver, host, time.time())
+
+    def links(self, device: DeviceClass) -> list[LinkRow]:
+        """Measurements of this device class's link, newest first: the first one counts."""
+        with self._database.read() as connection:
+            return links.links(connection, device.digest)
 
     # -- trials -------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tktune.core.errors import DatabaseError, NewerSchema
 
-SCHEMA_VERSION = "0001"
+SCHEMA_VERSION = "0002"
 
 Rows = Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]
 

@@ -1,0 +1,241 @@
+"""The chooser that weighs expected gain against seconds: one model over whole configs says what each may gain, and
+what a build, a load and a trial cost says what it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tktune.core.config import Config
+from tktune.search.choosing import Told
+from tktune.search.costs import Costs
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_UNMADE, _ORDERED, _MADE = 0, 1, 2
+_LOCAL_TURN, _TURNS = 2, 4  # one choice in four is among what is one step from the best
+_NAMED_BUILDS = (
+    8  # of a set so large that a model looks at a pool: made builds that are always looked at, best first
+)
+
+
+@runtime_checkable
+class GainModel(Protocol):
+    """What this chooser asks of a sampler with a model (`feasible_sampler.ModelSampler`)."""
+
+    def ask(self, count: int) -> list[Config]: ...
+    def take(self, row: Config) -> None: ...
+    def tell(self, row: Config, cost_us: float | None) -> None: ...
+    def gains(self, rows: Sequence[Config] | None = None) -> Floats: ...
+    def near(self, row: Config) -> list[Config]: ...
+    @property
+    def ready(self) -> bool: ...
+
+
+class GainChooser:
+    """Chooses the row of the most expected gain (of log time) a second.
+
+    `rows` are those the model was made of, in their order. `held` are builds whose artifacts were made before this run:
+    they cost nothing. With `informed` the model has a prior of builds, and learns of launches first; without, it first
+    learns of builds that are far apart. Builds that are proposed together differ: each counts as measured at what is expected of it
+    before the next is chosen.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Config],
+        build_of: Mapping[Config, Config],
+        model: GainModel,
+        costs: Costs,
+        held: Iterable[Config] = (),
+        *,
+        informed: bool = False,
+    ) -> None:
+        self._rows = rows
+        self._model = model
+        self._costs = costs
+        self._informed = informed
+        self._row_of = {row: number for number, row in enumerate(rows)}
+        self._builds = list(dict.fromkeys(build_of[row] for row in rows))
+        self._number_of = {build: number for number, build in enumerate(self._builds)}
+        self._build: Ints = np.array([self._number_of[build_of[row]] for row in rows])
+        self._open = np.ones(len(rows), bool)
+        self._unseen = np.ones(len(rows), bool)  # the model may still be asked for it
+        self._state = np.full(len(self._builds), _UNMADE)
+        self._held = {self._number_of[build] for build in held}
+        self._share: Floats = np.zeros(0)
+        self._shared_at = -1
+        self._promised: dict[int, float] = {}  # what was expected of a build that is under way
+        self._best: tuple[float, int] | None = None
+        self._best_of: dict[int, float] = {}  # least time of each build
+        self._turn = 0
+
+    # What became of rows and builds.
+
+    def begin(self, row: Config) -> None:
+        number = self._row_of[row]
+        self._open[number] = False
+        if self._unseen[number]:
+            self._unseen[number] = False
+            self._model.take(row)
+
+    def tell(self, told: Iterable[Told]) -> None:
+        for row, time_us in told:
+            number = self._row_of[row]
+            self._open[number] = self._unseen[number] = False
+            self._model.tell(row, time_us)
+            if time_us is None:
+                continue
+            build = int(self._build[number])
+            self._best_of[build] = min(time_us, self._best_of.get(build, time_us))
+            if self._best is None or time_us < self._best[0]:
+                self._best = (time_us, number)
+
+    def drop(self, rows: Iterable[Config]) -> None:
+        for row in rows:
+            self._open[self._row_of[row]] = False
+
+    def made(self, build: Config) -> None:
+        number = self._number_of[build]
+        self._state[number] = _MADE
+        self._promised.pop(number, None)
+
+    # Choices.
+
+    def measure(self, loaded: Config | None, price_s: float, *, building: bool) -> Config | None:
+        made = self._open & (self._state[self._build] == _MADE)
+        if not self._model.ready:
+            return self._unlike(made) if self._informed or not self._unmade_left() else None
+        gains = self._gains(made)
+        candidates = self._candidates(made)
+        if not candidates.any():
+            return None
+        per_s = gains / self._seconds(loaded, price_s)
+        row = int(np.argmax(np.where(candidates, per_s, -1.0)))
+        if building:
+            unmade = self._open & (self._state[self._build] == _UNMADE)
+            rival = float(np.where(unmade, gains / self._seconds_with_build(price_s), 0.0).max())
+        else:
+            rival = self._worth_waiting(price_s)
+        if rival > per_s[row]:
+            return None
+        self._turn += 1
+        return self._rows[row]
+
+    def build(self, count: int, price_s: float) -> list[Config]:
+        found: list[Config] = []
+        builds = 0
+        while builds < count:
+            row = self._build_one(price_s)
+            if row is None:
+                break
+            found.append(row)
+            builds += self._state[self._build[self._row_of[row]]] != _MADE
+        return found
+
+    def gain(self, trials: float) -> float | None:
+        if not self._model.ready:
+            return None
+        gains = self._gains(self._open)[self._open]
+        foremost = np.sort(gains)[::-1][: max(1, int(min(trials, len(gains))))]
+        return float(-np.expm1(-foremost.sum()))
+
+    def _build_one(self, price_s: float) -> Config | None:
+        if not self._open.any():
+            return None
+        if not self._model.ready:
+            return self._asked()
+        unmade = self._open & (self._state[self._build] == _UNMADE)
+        if not unmade.any():
+            return None
+        gains = self._gains(unmade)
+        per_s = gains / self._seconds_with_build(price_s)
+        number = int(np.argmax(np.where(unmade, per_s, -1.0)))
+        self._order(number, float(gains[number]))
+        self.begin(self._rows[number])
+        return self._rows[number]
+
+    def _asked(self) -> Config | None:
+        """The next row of the model's opening."""
+        while asked := self._model.ask(1):
+            number = self._row_of[asked[0]]
+            self._unseen[number] = False
+            if self._open[number]:
+                self._open[number] = False
+                if self._state[self._build[number]] == _UNMADE:
+                    self._order(number, 0.0)
+                return asked[0]
+        return None
+
+    def _unmade_left(self) -> bool:
+        return bool((self._open & (self._state[self._build] == _UNMADE)).any())
+
+    def _order(self, row: int, gain: float) -> None:
+        build = int(self._build[row])
+        self._state[build] = _ORDERED
+        self._promised[build] = gain
+
+    def _unlike(self, made: NDArray[np.bool_]) -> Config | None:
+        """Of what is made, the row least like those that were begun: launches are cheap to learn from, builds are not."""
+        begun = [self._rows[int(number)] for number in np.flatnonzero(~self._unseen)]
+        open_ = [self._rows[int(number)] for number in np.flatnonzero(made)]
+
+        def apart(row: Config) -> tuple[int, int]:
+            differ = [sum(row[name] != other[name] for name in row) for other in begun]
+            return min(differ, default=0), sum(differ)
+
+        return max(open_, key=apart, default=None)
+
+    def _candidates(self, made: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Those of `made`; now and then only those one step from the best row, where there are any."""
+        if self._turn % _TURNS != _LOCAL_TURN or self._best is None:
+            return made
+        near = np.zeros(len(made), bool)
+        near[[self._row_of[row] for row in self._model.near(self._rows[self._best[1]])]] = True
+        near &= made
+        return near if near.any() else made
+
+    # What things are worth and cost.
+
+    def _gains(self, wanted: NDArray[np.bool_]) -> Floats:
+        """Of all rows; where the model looks at a pool, of the best made builds' rows as well."""
+        gains = self._model.gains()
+        unlooked = wanted & (gains == 0)
+        if unlooked.any():
+            best = sorted(self._best_of, key=self._best_of.__getitem__)[:_NAMED_BUILDS]
+            named = np.flatnonzero(unlooked & np.isin(self._build, best))
+            if len(named):
+                gains = gains.copy()
+                gains[named] = self._model.gains([self._rows[int(number)] for number in named])
+        return gains
+
+    def _seconds(self, loaded: Config | None, price_s: float) -> Floats:
+        """What each row takes if its artifact is there."""
+        here = -1 if loaded is None else self._number_of.get(loaded, -1)
+        seconds: Floats = self._costs.trial_s + price_s + self._costs.load_s * (self._build != here)
+        return seconds
+
+    def _seconds_with_build(self, price_s: float) -> Floats:
+        if self._shared_at != len(self._costs.builds):
+            self._shared_at = len(self._costs.builds)
+            self._share = np.array([self._costs.build_share_s(build) for build in self._builds])
+            self._share[list(self._held)] = 0.0
+        return self._seconds(None, price_s) + self._share[self._build]
+
+    def _worth_waiting(self, price_s: float) -> float:
+        """The most gain a second that a build under way offers, counted from now."""
+        if price_s <= 0:
+            return 0.0
+        after_s = self._costs.trial_s + self._costs.load_s + price_s
+        return max(
+            (
+                gain / (self._costs.builds.of(self._builds[build]) / 2 + after_s)
+                for build, gain in self._promised.items()
+            ),
+            default=0.0,
+        )

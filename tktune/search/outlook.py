@@ -1,0 +1,105 @@
+"""One way to look at what was measured: a surrogate kept up to date, and what each row promises by it.
+
+Knows nothing of failures, of who measures what, or of Optuna.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tktune.search.acquisition import log_expected_improvement
+from tktune.search.coordinates import FeasibleRows, Floats, Ints
+from tktune.search.kernel import prior as kernel_prior
+from tktune.search.pool import Pool, Pools
+from tktune.search.surrogate import Surrogate
+from tktune.search.trend import Targets, Trend
+
+FEWEST_TIMES = 3  # successes that theta is learnt from
+# Rows that a model is conditioned on, and that theta is learnt from: the best half and a random half of the others.
+_MOST_OBSERVED, _MOST_LEARNT = 240, 128
+_REFIT_GROWTH, _MOST_BETWEEN_FITS = 1.1, 24
+_LEVEL = 2.0  # deviation of the mean of all log times, in deviations of what was seen
+
+
+@dataclass(frozen=True)
+class View:
+    """Slow rows count as at most `clip` x as far above the median as the best is below; `share` is the prior logit of
+    effects that add up over parameters."""
+
+    clip: float
+    share: float
+
+
+class Outlook:
+    """Mean, deviation and expected improvement of log cost, by one view.
+
+    `costs` (log cost by row, in the order of tells) and `pending` rows are given with every question; theta is learnt
+    anew, and a large set's pool drawn anew, when the costs have grown by a tenth.
+    """
+
+    def __init__(self, view: View, rows: FeasibleRows, trend: Trend, pools: Pools, seed: int) -> None:
+        self._view, self._trend, self._pools = view, trend, pools
+        self._draw = np.random.default_rng(seed)
+        self._model = Surrogate(rows, kernel_prior(rows, view.share))
+        self._fitted: list[int] = []  # what the last fit learnt from
+        self._fitted_at = -1
+        self.pool = Pool(rows, np.arange(0))
+
+    def look(self, costs: dict[int, float], pending: Iterable[int]) -> Targets:
+        """Bring the model up to date: conditioned on `costs`, and on `pending` rows as measured at their mean."""
+        done = list(costs)
+        limit = min(self._fitted_at * _REFIT_GROWTH, self._fitted_at + _MOST_BETWEEN_FITS)
+        if len(done) > self._fitted_at and len(done) >= int(limit):
+            self._refit(costs, done)
+        followed = [*self._fitted, *done[max(self._fitted_at, 0) :]]
+        self._model.follow([*followed, *pending])
+        return self._targets(costs, done, followed)
+
+    def log_improvement(self, targets: Targets, rows: Ints | None = None) -> Floats:
+        """Log of expected improvement in `targets.unit`, of `rows` or of the pool."""
+        if rows is None:
+            mean, deviation = self._model.predict(targets.values)
+            rows = self.pool.members
+        else:
+            mean, deviation = self._model.predict_rows(rows, targets.values)
+        return log_expected_improvement(mean + targets.expected_of(rows), deviation, targets.best)
+
+    def predict(self, targets: Targets, rows: Ints) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of log cost."""
+        mean, deviation = self._model.predict_rows(rows, targets.values)
+        return targets.middle + targets.unit * (mean + targets.expected_of(rows)), targets.unit * deviation
+
+    def mean(self, targets: Targets, rows: Ints) -> Floats:
+        """Mean of log cost alone, for many rows, while nothing is pending."""
+        return targets.middle + targets.unit * (
+            self._model.mean_rows(rows, targets.values) + targets.expected_of(rows)
+        )
+
+    def _refit(self, costs: dict[int, float], done: list[int]) -> None:
+        ranked = sorted(done, key=costs.__getitem__)
+        self.pool = self._pools.of(ranked, self._trend.foremost)
+        briefly = self._fitted_at >= _MOST_LEARNT
+        self._fitted, self._fitted_at = self._lesson(done, ranked, _MOST_OBSERVED), len(done)
+        columns = self._trend.columns(self._targets(costs, done, done), _LEVEL)
+        if len(done) >= FEWEST_TIMES:
+            learnt = self._lesson(done, ranked, _MOST_LEARNT)
+            y = self._targets(costs, done, learnt).values
+            self._model.learn(learnt, y, columns[learnt], briefly=briefly)
+        self._model.condition(self._fitted, columns, self.pool.members, self.pool.hot)
+
+    def _targets(self, costs: dict[int, float], done: list[int], wanted: list[int]) -> Targets:
+        """Of all that was measured, with the values of `wanted` alone, in that order."""
+        targets = self._trend.targets(done, np.fromiter(costs.values(), float), self._view.clip)
+        value_of = dict(zip(done, targets.values, strict=True))
+        return replace(targets, values=np.array([value_of[row] for row in wanted]))
+
+    def _lesson(self, done: list[int], ranked: list[int], most: int) -> list[int]:
+        """All that is done, or its best half of `most` and others at random."""
+        if len(done) <= most:
+            return done
+        half = most // 2
+        others = self._draw.choice(len(ranked) - half, most - half, replace=False) + half
+        return ranked[:half] + [ranked[i] for i in sorted(others)]
