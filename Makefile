@@ -12,7 +12,7 @@ PY ?= 3.12
 PLATFORM ?= manylinux_2_28_x86_64
 WHEELHOUSE := wheelhouse
 # Benchmarks that need no GPU.
-BENCHES = $(filter-out bench/gpu_%.py bench/search_%.py,$(wildcard bench/*.py))
+BENCHES = $(filter-out bench/gpu_%.py bench/search.py bench/search_%.py,$(wildcard bench/*.py))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -54,7 +54,16 @@ format: setup ## Put files into the project's format
 bench: setup ## Run the benchmarks that need no GPU
 	@set -e; for bench in $(BENCHES); do echo "== $$bench"; $(BIN)/python $$bench; done
 
-bench-search: setup ## Compare the search with others by replay
+# Kernel Tuner is a rival in that comparison and nothing else, so it lives in an environment of its own.
+BENCH_BIN := bench/.venv/bin
+
+bench/.venv/.installed: constraints.txt
+	$(PYTHON) -m venv bench/.venv
+	$(BENCH_BIN)/python -m pip install --quiet kernel-tuner==1.5.0 optuna==5.0.0 pydantic sqlalchemy
+	@touch $@
+
+bench-search: setup bench/.venv/.installed ## Compare the search with others by replay (SPACES=FOLDER of more recordings)
+	$(BENCH_BIN)/python bench/search.py $(if $(SPACES),--spaces $(SPACES))
 	@set -e; for bench in $(wildcard bench/search_*.py); do echo "== $$bench"; $(BIN)/python $$bench; done
 
 # pip matches platform tags exactly, so every older tag that such a host takes as well is named.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a host with a GPU and no network: install wheels, run the GPU tests, tune one shape, compare with libraries.
 #
-#   bench/device_run.sh WHEELS OUT [tests] [tune] [bench]        (no step named: all three)
+#   bench/device_run.sh WHEELS OUT [tests] [tune] [bench] [dispatch]        (no step named: the first three)
 #
 # WHEELS is a folder that `make wheelhouse` filled; torch, nvcc and cuda-bindings are the host's. Logs, the database
 # and JSON go to OUT. STUDY, SECONDS_TO_TUNE, TESTS, SHAPES, LAYOUTS and ROUNDS in the environment choose less or more.
@@ -32,5 +32,9 @@ if [[ $steps == *" bench "* ]]; then
     python3 bench/gpu_host_time.py --out "$out/gpu_host_time.json" 2>&1 | tee "$out/host.log" || failed=1
     python3 bench/gpu_grouped_gemm.py --shapes "${SHAPES-$name}" --rounds "${ROUNDS:-8}" --layouts "${LAYOUTS:-enk}" --out "$out/gpu_grouped_gemm.json" \
         2>&1 | tee "$out/bench.log" || failed=1
+fi
+if [[ $steps == *" dispatch "* ]]; then
+    python3 -m tktune run studies/h200/dispatch_gemm.toml --report-dir "$out/reports" 2>&1 | tee "$out/dispatch_tune.log" || failed=1
+    python3 bench/gpu_dispatch_gemm.py --out "$out/gpu_dispatch_gemm.json" 2>&1 | tee "$out/dispatch_bench.log" || failed=1
 fi
 exit $failed

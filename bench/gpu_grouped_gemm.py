@@ -3,8 +3,8 @@
     python bench/gpu_grouped_gemm.py [--db URL] [--layouts enk,ekn] [--rounds N] [--against RECORDING]
                                      [--out bench/results/NAME.json]
 
-For each shape of studies/h200: the winner of a database, the default, torch._grouped_mm, DeepGEMM where it can be
-imported, and one dense product of equal FLOPs. Everything is captured in CUDA graphs and timed in interleaved rounds
+For each shape of studies/h200: the winner of a database, the default, torch._grouped_mm with both weight layouts,
+DeepGEMM where it can be imported, and one dense product of equal FLOPs. Everything is captured in CUDA graphs and timed in interleaved rounds
 with L2 flushed before each launch; ours are checked against an fp32 reference first. The floor is what the device
 could do at best: the larger of real FLOPs at the dense rate and of bytes at the memory rate, both of this run.
 With --against, the fastest configs of a recording of the same problem are measured again beside the winner.
@@ -51,6 +51,7 @@ from tktune.search.study import load_study
 ROOT = Path(__file__).resolve().parents[1]
 STUDIES = sorted((ROOT / "studies" / "h200").glob("*.toml"))
 ITERATIONS, WARMUP = 5, 1  # of one round
+GROUPED = "torch._grouped_mm"
 RECORDED_AGAIN = 3  # the fastest of a recording: its first may only have been lucky
 
 
@@ -130,14 +131,17 @@ def ours(ground: Ground, problem: Problem, config: Config, case: Case, weights: 
 def peers(problem: Problem, case: Case, weights: torch.Tensor) -> dict[str, Work]:
     """Library kernels on the same rows: padding rows are zero, since a library may read them."""
     rows = torch.nan_to_num(case.activations[: case.rows])
-    matrices = weights if problem.weight_layout == "ekn" else weights.transpose(1, 2)
-    dense = weights[0] if problem.weight_layout == "ekn" else weights[0].T
-    found = {
-        "torch._grouped_mm": library_work(
-            lambda: torch._grouped_mm(rows, matrices, offs=case.offsets), "graph"
-        ),
-        "dense": library_work(lambda: torch.mm(rows, dense), "graph"),
-    }
+    given = weights if problem.weight_layout == "ekn" else weights.transpose(1, 2)  # (E, K, N) views
+    if problem.weight_layout == "ekn":
+        stored = {"ekn": given, "enk": given.transpose(1, 2).contiguous().transpose(1, 2)}
+    else:
+        stored = {"enk": given, "ekn": given.contiguous()}
+    found: dict[str, Work] = {}
+    for layout, matrices in stored.items():
+        found[f"{GROUPED} {layout}"] = library_work(
+            lambda matrices=matrices: torch._grouped_mm(rows, matrices, offs=case.offsets), "graph"
+        )
+        found[f"dense {layout}"] = library_work(lambda one=matrices[0]: torch.mm(rows, one), "graph")
     deep = deep_gemm()
     if deep is not None and problem.weight_layout == "enk":
         ends = torch.arange(case.rows, device=rows.device)
@@ -200,9 +204,9 @@ def measure(
     counts = case.walks["index"][:, 2]
     used = int((counts > 0).sum())
     nbytes = 2 * (used * problem.hidden * problem.cols + case.real_rows * (problem.hidden + problem.cols))
-    dense_flop_per_us = flop * case.rows / medians["dense"]
+    dense_flop_per_us = flop * case.rows / min(us for name, us in medians.items() if name.startswith("dense"))
     floor = max(flop * case.real_rows / dense_flop_per_us, nbytes / ground.memory_bytes_per_us)
-    library = min(us for name, us in medians.items() if name in ("torch._grouped_mm", "DeepGEMM"))
+    library = min(us for name, us in medians.items() if name.startswith((GROUPED, "DeepGEMM")))
     return {
         "problem": problem.key,
         "real_rows": case.real_rows,
@@ -274,7 +278,8 @@ def main() -> int:
     for path in STUDIES:
         if words and not any(word in path.stem for word in words):
             continue
-        for problem in load_study(path).problems:
+        study = load_study(path)
+        for problem in study.problems if study.family == "grouped_gemm" else ():
             for layout in arguments.layouts.split(","):
                 one = problem.replace(weight_layout=layout)
                 try:

@@ -18,9 +18,8 @@ SHAPES = {  # bench/NOTES.md: A to D
 }
 SMALL = {"hidden": 512, "cols": 768, "experts": 16, "top_k": 4, "tokens": 200}
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "stride": {},
-    "dispenser": {"DRAW": "dispenser"},
+TILES: dict[str, dict[str, Any]] = {
+    "wide": {"DRAW": "dispenser"},
     "tall": {"ROW_BLOCK": 256, "COL_BLOCK": 192, "STAGES": 3, "MMA_DEPTH": 0, "DRAW": "dispenser"},
     "pingpong": {
         "MAIN_LOOP": "wgmma_pingpong",
@@ -30,14 +29,27 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "DRAW": "dispenser",
     },
 }
-REHEARSED: dict[str, dict[str, Any]] = {"mma_sync": {"WARP_M": 64, "DRAW": "dispenser"}}
-SPLITS = (4, 8, 12, 16, 20, 24, 32, 40)
-LAUNCHES = [
-    {"order": "token", "opening": 0},
-    {"order": "mixed", "opening": 1},
-    {"order": "slot", "opening": 1},
-    {"order": "slot", "opening": 0},
-]
+VARIANTS = {
+    f"{tile} {form}": {**words, "ACTIVATIONS": form}
+    for tile, words in TILES.items()
+    for form in ("gathered", "indexed")
+}
+REHEARSED: dict[str, dict[str, Any]] = {"mma_sync gathered": {"WARP_M": 64, "DRAW": "dispenser"}}
+SPLITS = (4, 8, 12, 16, 24, 32)
+# What a launch is told beside its split. `own_first`: experts that begin with their blocks of own rows.
+LAUNCHES: dict[str, list[dict[str, Any]]] = {
+    "gathered": [
+        {"order": "token", "opening": 0},
+        {"order": "mixed", "opening": 1},
+        {"order": "slot", "opening": 1},
+    ],
+    "indexed": [
+        {"order": "token", "opening": 0},
+        {"order": "token", "opening": 1, "wave": 1},
+        {"order": "token", "opening": 0, "own_first": 4},
+        {"order": "token", "opening": 0, "own_first": 8},
+    ],
+}
 # The class that rehearses sm_120a on Hopper devices.
 REHEARSAL = DeviceClass("cuda", "sm_90", 110, 101376, 50331648, "nvlink", remote_atomics=False)
 
@@ -55,5 +67,9 @@ def configs_of(problem: Problem, device: DeviceClass) -> dict[str, Config]:
     return {name: config for name, config in made.items() if not space.broken(config)}
 
 
-def launches_of(splits: list[int]) -> list[dict[str, Any]]:
-    return [{**launch, "num_comm_sms": c} for launch, c in itertools.product(LAUNCHES, splits)]
+def form_of(name: str) -> str:
+    return name.split()[1]
+
+
+def launches_of(form: str, splits: list[int]) -> list[dict[str, Any]]:
+    return [{**launch, "num_comm_sms": c} for c, launch in itertools.product(splits, LAUNCHES[form])]

@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from plan import REHEARSAL, SPLITS, configs_of, problem_of
+from plan import REHEARSAL, SPLITS, configs_of, form_of, problem_of
 
 from tktune.build.toolchain import detect
 from tktune.core.device_cuda import cuda_device_classes
@@ -99,42 +99,54 @@ def table(joined: dict[str, Any]) -> str:
             lines.append(f"{shape}: {result['verdicts']}")
             continue
         comp = {key: time for key, time in t.items() if key.startswith("comp|")}
-        comm = {key: time for key, time in t.items() if key.startswith("comm|")}
-        finals = {key: time for key, time in t.items() if key.startswith("final fused|")}
-        best = min(finals or fused, key=lambda k: (finals or fused)[k])
-        _, name, launch = best.split("|")
-        alone_name = min(comp, key=lambda k: comp[k])
-        alone = min(t.get(f"final {alone_name}", comp[alone_name]), t.get("final peer", t["peer"]))
-        serial, time_us = t.get("final serial", t["serial"]), (finals or fused)[best]
-        swept = {key: value for key, value in json.loads(launch).items() if key != "wave"}
-        comm_there = t[f"comm|{json.dumps(swept, sort_keys=True)}"]
-        overlap = (comp[alone_name] + comm_there - time_us) / min(comp[alone_name], comm_there)
+        serial = t.get("final serial", t["serial"])
+        final_alone = [v for key, v in t.items() if key.startswith("final comp|") or key == "final peer"]
+        alone = min(final_alone or [t["peer"], *comp.values()])
         lines.append(
             f"{shape}: serial {serial:.0f} (all-gather {t['all-gather']:.0f}, gather {t['gather']:.0f}, "
-            f"GEMM {t['GEMM']:.0f}) | GEMM alone {alone_name[5:]} {comp[alone_name]:.0f}, torch {t['peer']:.0f} | "
-            f"comm* {min(comm.values()):.0f}, at the split {comm_there:.0f}"
+            f"GEMM {t['GEMM']:.0f}), torch {t['peer']:.0f} | GEMM alone "
+            + ", ".join(f"{key[5:]} {time:.0f}" for key, time in sorted(comp.items()))
         )
-        lines.append(
-            f"  FUSED {time_us:.1f} µs {name} {launch} = serial / {serial / time_us:.2f} = alone × "
-            f"{time_us / alone:.3f}, overlap {overlap:.2f}"
-        )
-        for order, opening in (("token", 0), ("mixed", 1), ("slot", 1), ("slot", 0)):
-            curve = []
-            for c in SPLITS:
-                here = [
-                    time
-                    for key, time in fused.items()
-                    for words in [json.loads(key.split("|")[2])]
-                    if (words["order"], words["opening"], words["num_comm_sms"]) == (order, opening, c)
-                ]
-                curve.append(f"{c}:{min(here):.0f}" if here else f"{c}:-")
-            lines.append(f"  {order:5} opening {opening}: " + " ".join(curve))
-        by_name = {
-            n: min(v for k, v in fused.items() if k.split("|")[1] == n)
-            for n in {k.split("|")[1] for k in fused}
-        }
-        lines.append("  best by variant: " + ", ".join(f"{n} {v:.0f}" for n, v in sorted(by_name.items())))
+        for form in ("gathered", "indexed"):
+            mine = {key: time for key, time in fused.items() if form_of(key.split("|")[1]) == form}
+            if mine:
+                finals = {key: t[f"final {key}"] for key in mine if f"final {key}" in t}
+                lines += form_lines(form, mine, finals, t, serial, alone)
     return "\n".join(lines)
+
+
+def form_lines(
+    form: str,
+    fused: dict[str, float],
+    finals: dict[str, float],
+    times: dict[str, float],
+    serial: float,
+    alone: float,
+) -> list[str]:
+    """The best fused time of a form, and its curves over the split."""
+    best = min(finals or fused, key=lambda key: (finals or fused)[key])
+    _, name, launch = best.split("|")
+    time_us = (finals or fused)[best]
+    comm = {key: time for key, time in times.items() if key.startswith(f"comm|{form}|")}
+    lines = [
+        f"  {form.upper()} {time_us:.1f} µs {name} {launch} = serial / {serial / time_us:.2f} = alone × "
+        f"{time_us / alone:.3f}"
+    ]
+    told: dict[str, dict[int, float]] = {}
+    for prefix, found in (("comm", comm), ("fused", fused)):
+        for key, us in found.items():
+            words = json.loads(key.split("|")[2])
+            split = words.pop("num_comm_sms")
+            if prefix == "fused" and words.get("wave", 1) != 1:
+                continue
+            curve = told.setdefault(f"{prefix} {json.dumps(words)}", {})
+            curve[split] = min(us, curve.get(split, us))
+    for label, curve in told.items():
+        lines.append(f"    {label}: " + " ".join(f"{c}:{us:.0f}" for c, us in sorted(curve.items())))
+    names = sorted({key.split("|")[1] for key in fused})
+    by_name = {n: min(time for key, time in fused.items() if key.split("|")[1] == n) for n in names}
+    lines.append("    best by tile: " + ", ".join(f"{n} {time:.0f}" for n, time in by_name.items()))
+    return lines
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from plan import LAUNCHES, configs_of, launches_of, problem_of
+from plan import LAUNCHES, configs_of, form_of, launches_of, problem_of
 
 from tktune.core.config import Config
 from tktune.core.device import DeviceClass
@@ -64,7 +64,7 @@ class Probe:
             part = Config(built["part"])
             bench.load(Path(built["path"]), built["sha256"], part)
             wrong = ""
-            for launch in LAUNCHES[:3]:
+            for launch in LAUNCHES[form_of(name)][:3]:
                 for routing, seed in GATES:
                     verdict = bench.gate(config.replace(**launch), routing, seed, self.numbers())
                     if not verdict.passed and not wrong:
@@ -92,48 +92,53 @@ class Probe:
             bench.load(Path(built["path"]), built["sha256"], Config(built["part"]))
             times.setdefault(key, []).extend(bench.time(config, mode, 0, count, self.numbers()))
 
-        first = next(iter(right))
+        first = {form_of(name): name for name in reversed(right)}
+        any_name = next(iter(right))
+        launches = {form: launches_of(form, self.words["splits"]) for form in first}
         self.serial(bench, times, iterations)
-        run("peer", first, "peer", right[first])
+        run("peer", any_name, "peer", right[any_name])
         for name, config in right.items():
             run(f"comp|{name}", name, "comp", config)
-        for launch in launches_of(self.words["splits"]):
-            run(f"comm|{_key(launch)}", first, "comm", right[first].replace(**launch))
-        for launch in launches_of(self.words["splits"]):
+        for form, name in first.items():
+            for launch in launches[form]:
+                if "own_first" not in launch:
+                    run(f"comm|{form}|{_key(launch)}", name, "comm", right[name].replace(**launch))
+        for place in range(max(map(len, launches.values()))):  # forms and tiles interleaved
             if not self.time_left():
                 self.say("out of time: the sweep is cut short")
                 break
             for name, config in right.items():
-                run(f"fused|{name}|{_key(launch)}", name, "fused", config.replace(**launch))
-        best = self.by_slowest_rank(times, "fused|")[0]
-        _, name, text = best.split("|")
-        for wave in (1, 2, 4, 8):
-            launch = {**json.loads(text), "wave": wave}
-            run(f"fused|{name}|{_key(launch)}", name, "fused", right[name].replace(**launch))
+                for launch in launches[form_of(name)][place : place + 1]:
+                    run(f"fused|{name}|{_key(launch)}", name, "fused", config.replace(**launch))
+        for form in first:
+            _, name, text = self.by_slowest_rank(times, "fused|", form)[0].split("|")
+            for wave in (1, 2, 4, 8):
+                launch = {**json.loads(text), "wave": wave}
+                run(f"fused|{name}|{_key(launch)}", name, "fused", right[name].replace(**launch))
         # The finalists again, interleaved, so that they share the clocks.
-        finalists = self.by_slowest_rank(times, "fused|")[:3]
+        finalists = [key for form in first for key in self.by_slowest_rank(times, "fused|", form)[:2]]
+        alone = [self.by_slowest_rank(times, "comp|", form)[0] for form in first]
         found["finalists"] = finalists
-        comp = min(right, key=lambda name: self.worst(times[f"comp|{name}"]))
         for _ in range(self.words["rounds"]):
             for key in finalists:
-                _, name, launch = key.split("|")
-                run(f"final {key}", name, "fused", right[name].replace(**json.loads(launch)), 5)
-            run("final peer", first, "peer", right[first], 5)
-            run(f"final comp|{comp}", comp, "comp", right[comp], 5)
+                _, name, text = key.split("|")
+                run(f"final {key}", name, "fused", right[name].replace(**json.loads(text)), 5)
+            for key in alone:
+                name = key.split("|")[1]
+                run(f"final {key}", name, "comp", right[name], 5)
+            run("final peer", any_name, "peer", right[any_name], 5)
             self.serial(bench, times, 5, "final ")
 
-    def by_slowest_rank(self, times: dict[str, list[float]], prefix: str) -> list[str]:
-        """Keys by the slowest rank's median, fastest first; the same list on every rank."""
-        mine = {k: statistics.median(v) for k, v in times.items() if k.startswith(prefix)}
+    def by_slowest_rank(self, times: dict[str, list[float]], prefix: str, form: str) -> list[str]:
+        """Keys of this form by the slowest rank's median, fastest first; the same list on every rank."""
+        mine = {
+            key: statistics.median(samples)
+            for key, samples in times.items()
+            if key.startswith(prefix) and form_of(key.split("|")[1]) == form
+        }
         said: list[Any] = [None, None]
         dist.all_gather_object(said, mine)
         return sorted(said[0], key=lambda k: max(one[k] for one in said))
-
-    def worst(self, samples: list[float]) -> float:
-        """The slowest rank's median, the same number on every rank."""
-        said: list[Any] = [None, None]
-        dist.all_gather_object(said, statistics.median(samples))
-        return max(said)
 
     def serial(
         self, bench: CudaDispatchWorkbench, times: dict[str, list[float]], count: int, prefix: str = ""

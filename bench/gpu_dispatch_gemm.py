@@ -1,0 +1,367 @@
+"""The fused dispatch on two GPUs against everything it should beat, all in one run and one harness.
+
+    python bench/gpu_dispatch_gemm.py [--db URL] [--study FILE] [--shapes WORD,WORD] [--routings uniform zipf:1.2]
+                                      [--modes graph,direct] [--out bench/results/NAME.json]
+
+For each problem of the study and each routing: the winner of the database, the default, the sweep of the split at the
+winner's build, compute alone, communication alone at every split, NCCL all-gather + index_select + torch._grouped_mm,
+and the fastest GEMM alone of torch._grouped_mm, DeepGEMM where it can be imported, our own grouped GEMM's winner where
+the database has one, and the fused kernel's own compute. Before each launch L2 is flushed and the ranks meet on the
+device; a launch counts by its slowest rank; everything is timed in interleaved rounds. Each launch is checked against
+an fp32 reference first, the winner afterwards too. Then the winner and the fastest of the sweep are measured once more
+side by side, which decides whether the tuner's split is the right one.
+
+A rank that dies, or does not end in time, ends the bench with a sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from dispatch_bench.judged import Judged, curve, judge, slowest, table
+from dispatch_bench.supervise import Watch, run_ranks
+from dispatch_bench.wanted import Wanted, sweep_of, wanted
+
+from tktune.build.cache import ArtifactCache
+from tktune.core.build_spec import BuildSpec
+from tktune.core.config import Config
+from tktune.core.device import DeviceClass
+from tktune.core.device_cuda import cuda_device_classes
+from tktune.core.errors import TktuneError, WordsError
+from tktune.core.paths import cache_root, database_url
+from tktune.core.policy import serving_policy
+from tktune.core.problem import Problem
+from tktune.families.base import family
+from tktune.families.control_page import ControlPage
+from tktune.gang.rank_process import REMOVED_FROM_ENVIRONMENT
+from tktune.search.attribution import SPLIT
+from tktune.search.start import start_configs
+from tktune.search.study import load_study
+from tktune.store.location import place
+from tktune.store.results import Store
+
+HERE = Path(__file__).resolve().parent
+STUDY = HERE.parent / "studies" / "h200" / "dispatch_gemm.toml"
+ROUTINGS = ["uniform", "zipf:1.2", "hot:0.5@3"]
+SPIN_LIMIT_S = 2.0
+STARTING_S = 60.0  # for importing, meeting and leaving, beside --seconds
+POLICY = (
+    "L2 flushed and all ranks met on the device before each launch; slowest rank of each launch; interleaved rounds; "
+    "medians"
+)
+
+
+def shape_name(problem: Problem) -> str:
+    return f"{problem.hidden}x{problem.cols}-e{problem.experts}-k{problem.top_k}-t{problem.tokens}"
+
+
+def shape_text(problem: Problem) -> str:
+    return f"{problem.hidden} × {problem.cols}, {problem.experts} experts, top-{problem.top_k}, {problem.tokens} tokens"
+
+
+@dataclasses.dataclass
+class Bench:
+    """What one call measures: `cases` in order, those of one shape side by side."""
+
+    device: DeviceClass
+    cases: list[Wanted]
+    arguments: argparse.Namespace
+
+    def specs(self) -> dict[str, BuildSpec]:
+        """What must be built, by digest of family and build part."""
+        found = {}
+        for case in self.cases:
+            for problem, config in _artifacts_of(case):
+                bench = family(problem.family)
+                part = bench.space(problem, self.device).build_part(config)
+                found[_key(problem, part)] = bench.build_spec(part, problem, self.device)
+        return found
+
+
+def _artifacts_of(case: Wanted) -> list[tuple[Problem, Config]]:
+    own = [(case.problem, case.winner), (case.problem, case.default)]
+    if case.gemm is not None and case.gemm_problem is not None:
+        own.append((case.gemm_problem, case.gemm))
+    return own
+
+
+def _key(problem: Problem, part: Config) -> str:
+    return f"{problem.family} {problem.weight_layout} {problem.world} {part.digest}"
+
+
+def chosen_cases(arguments: argparse.Namespace, device: DeviceClass) -> list[Wanted]:
+    """Each problem of the study under each routing. Raises what studies and stores raise."""
+    words = [word for word in arguments.shapes.split(",") if word]
+    problems = [
+        p for p in load_study(arguments.study).problems if not words or any(w in shape_name(p) for w in words)
+    ]
+    if not problems:
+        raise WordsError(
+            "Nothing is chosen.",
+            f"Use words of: {', '.join(map(shape_name, load_study(arguments.study).problems))}.",
+        )
+    where = place(arguments.db or database_url())
+    missing = where.path is not None and not where.path.exists()
+    if missing:
+        print(
+            f"There is no database {where.shown} yet, so defaults are measured. Make winners with: tktune run STUDY."
+        )
+    with contextlib.nullcontext() if missing else Store.open(where.url, mode="ro") as store:
+        cases = [
+            wanted(store, p.replace(routing=routing), device)
+            for p in problems
+            for routing in arguments.routings
+        ]
+    return [with_config(case, device, arguments.config) for case in cases] if arguments.config else cases
+
+
+def with_config(case: Wanted, device: DeviceClass, text: str) -> Wanted:
+    """The case with a config of the command line in the winner's place. Raises `WordsError`."""
+    space = family(case.problem.family).space(case.problem, device)
+    (config,) = start_configs(space, (text,))
+    return dataclasses.replace(
+        case, provenance="given", winner=config, sweep=sweep_of(space, config), artifact_digest="", cost=None
+    )
+
+
+def build(bench: Bench, cache: ArtifactCache) -> dict[str, Any]:
+    """Artifacts by key. Raises `TktuneError` when one cannot be built."""
+    specs = bench.specs()
+    outcomes = cache.build(list(specs.values()))
+    made = {}
+    for (key, _), outcome in zip(specs.items(), outcomes, strict=True):
+        if outcome.artifact is None:
+            raise TktuneError(f"{key} cannot be built: {outcome.error_sentence}")
+        made[key] = outcome.artifact
+    for case in bench.cases:
+        space = family(case.problem.family).space(case.problem, bench.device)
+        artifact = made[_key(case.problem, space.build_part(case.winner))]
+        if case.artifact_digest and artifact.digest != case.artifact_digest:
+            case.notes.append("The winner was chosen from other sources than those that are measured now.")
+    return made
+
+
+def words_of(bench: Bench, made: dict[str, Any]) -> list[dict[str, Any]]:
+    """Shapes with their cases, as ranks take them."""
+
+    def launchable(problem: Problem, config: Config) -> dict[str, Any]:
+        part = family(problem.family).space(problem, bench.device).build_part(config)
+        artifact = made[_key(problem, part)]
+        return {
+            "config": dict(config),
+            "part": dict(part),
+            "artifact": str(artifact.path),
+            "sha256": artifact.sha256,
+        }
+
+    shapes: dict[Problem, list[dict[str, Any]]] = {}
+    for number, case in enumerate(bench.cases):
+        gemm = None
+        if case.gemm is not None and case.gemm_problem is not None:
+            gemm = launchable(case.gemm_problem, case.gemm)
+        shapes.setdefault(case.problem.replace(routing="uniform"), []).append(
+            {
+                "number": number,
+                "problem": case.problem.key,
+                "winner": launchable(case.problem, case.winner),
+                "default": launchable(case.problem, case.default),
+                "splits": [config.number(SPLIT) for config in case.sweep],
+                "gemm": gemm,
+            }
+        )
+    return [{"cases": cases} for cases in shapes.values()]
+
+
+def measure(bench: Bench, made: dict[str, Any], folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Run the ranks; what each of them found, and what went wrong."""
+    arguments, world = bench.arguments, 2
+    page = ControlPage.create(world)
+    fds: list[int] = [page.fd]
+
+    def memory(name: str) -> list[int]:
+        made = [os.memfd_create(f"{name}-{rank}") for rank in range(world)]
+        fds.extend(made)
+        return made
+
+    shapes = words_of(bench, made)
+    for shape in shapes:
+        shape["fds"] = memory("rank")
+    doing = memory("doing")
+    policy = serving_policy(bench.device.backend, bench.device.l2_bytes)
+    words = {
+        "world": world,
+        "device": dataclasses.asdict(bench.device),
+        "policy": policy.key,
+        "control_fd": page.fd,
+        "talk_fds": memory("talk"),
+        "doing_fds": doing,
+        "shapes": shapes,
+        "modes": arguments.modes.split(","),
+        "rounds": arguments.rounds,
+        "iterations": arguments.iterations,
+        "seconds": arguments.seconds,
+        "spin_limit_s": SPIN_LIMIT_S,
+        "folder": str(folder),
+    }
+    (folder / "words.json").write_text(json.dumps(words))
+    script = str(HERE / "dispatch_bench" / "rank.py")
+    commands = [
+        [sys.executable, "-P", script, str(folder / "words.json"), str(rank), str(os.getpid())]
+        for rank in range(world)
+    ]
+    said = run_ranks(
+        commands,
+        environment(),
+        fds,
+        Watch(arguments.seconds + STARTING_S),
+        page.abort,
+        lambda rank: os.pread(doing[rank], 200, 0).decode(errors="replace").strip() or "was starting",
+    )
+    said += [report.sentence for rank in range(world) if (report := page.report(rank)) is not None]
+    found = []
+    for rank in range(world):
+        path = folder / f"rank{rank}.json"
+        found.append(json.loads(path.read_text()) if path.exists() else {"found": [], "versions": {}})
+    return found, said
+
+
+def environment() -> dict[str, str]:
+    """Of the ranks: no multicast, and nothing that would serialise launches."""
+    kept = {name: value for name, value in os.environ.items() if name not in REMOVED_FROM_ENVIRONMENT}
+    path = os.pathsep.join([str(HERE), *(one for one in sys.path if one)])
+    return {
+        **kept,
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": path,
+    }
+
+
+def results(
+    cases: Sequence[Wanted], found: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[tuple[int, str, Judged]]]:
+    """JSON of every case that all ranks finished, and (case, mode, judged) of each of its modes."""
+    by_case = [{one["case"]: one for one in rank["found"]} for rank in found]
+    shown, judged = [], []
+    for number, case in enumerate(cases):
+        of_ranks = [rank[number] for rank in by_case if number in rank]
+        if len(of_ranks) < len(found):
+            continue
+        modes = {}
+        for mode in of_ranks[0]["modes"]:
+            if any(mode not in rank["modes"] for rank in of_ranks):
+                continue
+            one = judge(
+                case.winner.number(SPLIT),
+                slowest([rank["modes"][mode]["rounds"] for rank in of_ranks]),
+                slowest([rank["modes"][mode]["last"] for rank in of_ranks]),
+                case.cost,
+            )
+            judged.append((number, mode, one))
+            after = [rank["modes"][mode]["wrong_after"] for rank in of_ranks]
+            modes[mode] = {**one.object(), "wrong_after_timing": [said for said in after if said]}
+        shown.append(
+            {
+                "problem": case.problem.key,
+                "real_rows": [rank["real_rows"] for rank in of_ranks],
+                "padded_rows": [rank["padded_rows"] for rank in of_ranks],
+                "provenance": case.provenance,
+                "winner": dict(case.winner),
+                "default": dict(case.default),
+                "grouped_gemm_winner": None if case.gemm is None else dict(case.gemm),
+                "notes": case.notes,
+                "wrong": [rank["wrong"] for rank in of_ranks],
+                "modes": modes,
+            }
+        )
+    return shown, judged
+
+
+def facts(bench: Bench, found: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        **next((rank["versions"] for rank in found if rank["versions"]), {}),
+        "gpus": 2,
+        "device_class": bench.device.key,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+        "command": " ".join(["python", *sys.argv]),
+        "policy": POLICY,
+        "rounds": bench.arguments.rounds,
+        "launches_of_a_round": bench.arguments.iterations,
+    }
+
+
+def summary(cases: Sequence[Wanted], judged: Sequence[tuple[int, str, Judged]]) -> str:
+    parts = []
+    for mode in dict.fromkeys(mode for _, mode, _ in judged):
+        rows = [
+            (shape_text(cases[number].problem), cases[number].problem.routing, one)
+            for number, of_mode, one in judged
+            if of_mode == mode
+        ]
+        parts.append(f"{'CUDA graph' if mode == 'graph' else 'Eager'}\n\n{table(rows)}\n")
+        for shape, routing, one in rows:
+            parts.append(f"{shape}, {routing}, sweep: {curve(one)}\n  {one.claim.sentence}")
+    return "\n".join(parts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--db", help="database with winners [default: TKTUNE_DB or the user's own]")
+    parser.add_argument("--cache", type=Path, default=cache_root())
+    parser.add_argument("--study", type=Path, default=STUDY, help="whose problems are measured")
+    parser.add_argument(
+        "--shapes", default="", help="only shapes whose name (2048x768-e128-k8-t2048) has one of these words"
+    )
+    parser.add_argument("--routings", nargs="+", default=ROUTINGS)
+    parser.add_argument("--modes", default="graph,direct")
+    parser.add_argument("--config", help='a config in the winner\'s place, "PARAM=VALUE ..."')
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--iterations", type=int, default=5, help="launches of a round")
+    parser.add_argument("--seconds", type=float, default=420.0, help="ranks begin no case after this")
+    parser.add_argument("--out", type=Path, help="write JSON here")
+    arguments = parser.parse_args()
+    devices = cuda_device_classes()
+    if len(devices) < 2:
+        print(f"Two GPUs are needed, and {len(devices)} answer here. Run this on a host with two.")
+        return 1
+    try:
+        bench = Bench(devices[0], chosen_cases(arguments, devices[0]), arguments)
+        made = build(bench, ArtifactCache(arguments.cache))
+    except TktuneError as error:
+        print(error)
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        found, said = measure(bench, made, Path(folder))
+    shown, judged = results(bench.cases, found)
+    if arguments.out:
+        content = {**facts(bench, found), "ended": said or "as it should", "cases": shown}
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+    for sentence in [*said, *(f"{case.problem}: {note}" for case in bench.cases for note in case.notes)]:
+        print(sentence)
+    print(f"\n{summary(bench.cases, judged)}" if judged else "Nothing was measured to its end.")
+    wrong = any(
+        any(case["wrong"]) or any(mode["wrong_after_timing"] for mode in case["modes"].values())
+        for case in shown
+    )
+    left_out = len(judged) < len(bench.cases) * len(arguments.modes.split(","))
+    return 1 if said or wrong or left_out else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,387 @@
+"""Our sampler against Optuna's TPE, random search and Kernel Tuner on recorded spaces; no GPU is needed.
+
+    python bench/search.py [--spaces FOLDER] [--seeds 20] [--budget 200] [--only NAME ...] [--jobs 2] [--json]
+
+FOLDER holds recordings as .npz files (`head`: JSON with sid, names, values and restrictions; `X`: value indices of every
+feasible config; `t`: its time, NaN where it failed). Our own recordings in bench/recordings are always judged.
+Of several recordings KERNEL@DEVICE of one kernel the first by name is judged and the next is its prior; the prior of our
+own recordings is the cost model. Kernel Tuner takes part where it is installed:
+    python -m venv bench/.venv && bench/.venv/bin/pip install kernel-tuner optuna pydantic sqlalchemy
+
+An evaluation is the first visit to a feasible config; a failure costs one as well. fraction(k) = best time / best found
+after k; score(B) = mean over k <= B of (mean fraction(k) - random(k)) / (1 - random(k)), random(k) being the exact
+expectation without replacement: 0 is random search, 1 the optimum at once. `wasted` is the share of proposals that were
+no new feasible config, `ms_per_evaluation` CPU time. Results go to bench/results/search.json.
+
+`propose(space, replay, seed)` is our sampler for harnesses that replay a recording by `replay.evaluate(row)`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import io
+import json
+import math
+import multiprocessing
+import os
+import platform
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np  # noqa: E402
+
+from tktune.core.config import Config  # noqa: E402
+from tktune.core.errors import TktuneError  # noqa: E402
+from tktune.search.feasible_sampler import ModelSampler  # noqa: E402
+from tktune.search.prior import Elsewhere, log_prior  # noqa: E402
+from tktune.search.random import RandomSampler  # noqa: E402
+from tktune.search.tpe import TpeSampler  # noqa: E402
+
+BENCH = Path(__file__).resolve().parent
+MARKS = (25, 50, 100, 200)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded space: feasible configs and their times (NaN: failed), and how it was restricted, where known."""
+
+    name: str
+    rows: tuple[Config, ...]
+    times: np.ndarray
+    restrictions: tuple[str, ...] = ()
+    prior: np.ndarray | None = None  # log times that somebody expects
+    row_of: dict[Config, int] = field(default_factory=dict)
+
+    @property
+    def best(self) -> float:
+        return float(np.nanmin(self.times))
+
+    @property
+    def values(self) -> dict[str, list[Any]]:
+        return {name: sorted({row[name] for row in self.rows}) for name in self.rows[0]}
+
+    def fractions(self) -> np.ndarray:
+        return np.nan_to_num(self.best / self.times)
+
+
+def recorded(name: str, rows: Sequence[Config], times: np.ndarray, **more: Any) -> Recorded:
+    return Recorded(name, tuple(rows), times, row_of={row: i for i, row in enumerate(rows)}, **more)
+
+
+@functools.cache
+def load(path: Path, elsewhere: Path | None = None) -> Recorded:
+    """A recording, with that of `elsewhere` as its prior."""
+    if path.suffix == ".npz":
+        with np.load(path) as file:
+            head, codes, times = json.loads(str(file["head"])), file["X"], file["t"]
+        names, values = head["names"], head["values"]
+        rows = [
+            Config(zip(names, (_value(v[i]) for v, i in zip(values, code, strict=True)), strict=True))
+            for code in codes
+        ]
+        prior = None if elsewhere is None else log_prior(rows, None, [_elsewhere(load(elsewhere))])
+        return recorded(head["sid"], rows, times, restrictions=tuple(head["restrictions"]), prior=prior)
+    from tktune.search.recording_form import read_recording
+
+    found = read_recording(path)
+    times = [trial.time_us if trial.timed else None for trial in found.trials.values()]
+    estimates = {t.config: t.model_us for t in found.trials.values() if t.model_us is not None}
+    prior = log_prior(list(found.trials), estimates) if estimates else None
+    return recorded(found.name, list(found.trials), np.array([t or math.nan for t in times]), prior=prior)
+
+
+def _value(value: Any) -> int | str:
+    """A recorded value as a parameter's: whole numbers as such, anything else as a word."""
+    if isinstance(value, str) or value != int(value):
+        return str(value)
+    return int(value)
+
+
+def _elsewhere(space: Recorded) -> Elsewhere:
+    failed = np.isnan(space.times)
+    times = {row: float(t) for row, t, fell in zip(space.rows, space.times, failed, strict=True) if not fell}
+    return Elsewhere(times, failed=frozenset(space.rows) - times.keys(), name=space.name)
+
+
+# Strategies: each yields the rows it visits.
+
+
+def sampled(maker: Callable[[Recorded, int], Any], space: Recorded, seed: int, budget: int) -> Iterator[int]:
+    sampler = maker(space, seed)
+    for _ in range(min(budget, len(space.rows))):
+        (config,) = sampler.ask(1)
+        row = space.row_of[config]
+        cost = float(space.times[row])
+        sampler.tell(config, None if math.isnan(cost) else cost)
+        yield row
+
+
+def member_of(space: Recorded) -> Callable[[dict[str, Any]], bool]:
+    """A restriction that asks the recording. Kernel Tuner wants a plain function that has a source."""
+
+    def member(parameters: dict[str, Any]) -> bool:
+        return Config(parameters) in space.row_of
+
+    return member
+
+
+def kernel_tuner(strategy: str, space: Recorded, seed: int, budget: int) -> Iterator[int]:
+    """Kernel Tuner in its simulation mode."""
+    import kernel_tuner
+
+    random.seed(seed)
+    np.random.seed(seed)
+    restrictions: Any = list(space.restrictions) or None
+    if not restrictions and len(space.rows) < math.prod(map(len, space.values.values())):
+        restrictions = [member_of(space)]
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        cache = Path(folder) / "cache.json"
+        cache.write_text(_cache_text(space))
+        results, _ = kernel_tuner.tune_kernel(
+            "recorded", "", (1, 1, 1), [], space.values, restrictions=restrictions, cache=str(cache),
+            simulation_mode=True, strategy=strategy, strategy_options={"max_fevals": budget}, quiet=True,
+        )  # fmt: skip
+    yield from (space.row_of[Config({name: result[name] for name in space.values})] for result in results)
+
+
+@functools.cache
+def _cached_text(name: str, rows: tuple[Config, ...], times: tuple[float, ...]) -> str:
+    names = sorted(rows[0])
+    spent = ("compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time")
+    entries = {}
+    for row, cost in zip(rows, times, strict=True):
+        failed = math.isnan(cost)
+        entry: dict[str, Any] = {n: row[n] for n in names} | dict.fromkeys(spent, 0.0)
+        entry |= {"time": "RuntimeFailedConfig" if failed else cost, "timestamp": "2026-01-01 00:00:00+00:00"}
+        entry |= {"__error__": "RuntimeFailedConfig"} if failed else {"times": [cost]}
+        entries[",".join(str(row[n]) for n in names)] = entry
+    values = {n: sorted({row[n] for row in rows}) for n in names}
+    head = {"device_name": name, "kernel_name": "recorded", "problem_size": [1, 1, 1], "objective": "time"}
+    return json.dumps(head | {"tune_params_keys": names, "tune_params": values, "cache": entries})
+
+
+def _cache_text(space: Recorded) -> str:
+    return _cached_text(space.name, space.rows, tuple(map(float, space.times)))
+
+
+def believing(space: Recorded, seed: int) -> ModelSampler:
+    return ModelSampler(space.rows, seed, space.prior)
+
+
+def misled(space: Recorded, seed: int) -> ModelSampler:
+    """With the prior reversed."""
+    assert space.prior is not None
+    return ModelSampler(space.rows, seed, -space.prior)
+
+
+def misled_by_truth(space: Recorded, seed: int) -> ModelSampler:
+    """With the order of the recorded times reversed as a prior."""
+    return ModelSampler(space.rows, seed, -np.log(space.times))
+
+
+STRATEGIES: dict[str, Callable[[Recorded, int, int], Iterator[int]]] = {
+    "tktune": functools.partial(sampled, lambda space, seed: ModelSampler(space.rows, seed)),
+    "optuna_tpe": functools.partial(sampled, lambda space, seed: TpeSampler(space.rows, seed)),
+    "random": functools.partial(sampled, lambda space, seed: RandomSampler(space.rows, seed)),
+    "kt_adaptive_tabu_greywolf": functools.partial(kernel_tuner, "adaptive_tabu_greywolf"),
+    "kt_genetic_algorithm": functools.partial(kernel_tuner, "genetic_algorithm"),
+    "tktune_with_prior": functools.partial(sampled, believing),
+    "tktune_prior_reversed": functools.partial(sampled, misled),
+    "tktune_truth_reversed": functools.partial(sampled, misled_by_truth),
+}
+_NEED_PRIOR = ("tktune_with_prior", "tktune_prior_reversed")
+
+
+def propose(space: Any, replay: Any, seed: int) -> None:
+    """Our sampler on a space with `n` rows that are known by `config(row)`; ends when `replay` raises."""
+    rows = [Config({n: _value(v) for n, v in space.config(row).items()}) for row in range(space.n)]
+    row_of = {row: index for index, row in enumerate(rows)}
+    sampler = ModelSampler(rows, seed)
+    while asked := sampler.ask(1):
+        cost = float(replay.evaluate(row_of[asked[0]]))
+        sampler.tell(asked[0], None if math.isnan(cost) else cost)
+
+
+# Judging.
+
+
+@dataclass(frozen=True)
+class Run:
+    """One strategy on one space from one seed: rows in the order of their first visit, and what they took."""
+
+    strategy: str
+    space: str
+    rows: list[int]
+    proposals: int
+    cpu_ms: float
+    wall_ms: float
+
+
+def run_one(job: tuple[str, Path, Path | None, int, int]) -> Run:
+    strategy, path, elsewhere, seed, budget = job
+    space = load(path, elsewhere)
+    cpu, wall = time.process_time(), time.perf_counter()
+    visits = list(STRATEGIES[strategy](space, seed, budget))
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    rows = list(dict.fromkeys(visits))[:budget]
+    each = 1e3 / max(len(rows), 1)
+    return Run(strategy, space.name, rows, len(visits), cpu * each, wall * each)
+
+
+def random_curve(fractions: np.ndarray, budget: int) -> np.ndarray:
+    """E[largest of k draws without replacement] for k = 1..budget, from the order statistics."""
+    rising, n = np.sort(fractions), len(fractions)
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
+    below = np.arange(n)
+    found = np.empty(budget)
+    for k in range(1, budget + 1):
+        i = below[k - 1 :]  # the largest has rank i, the other k - 1 come from below it
+        ways = log_factorial[i] - log_factorial[k - 1] - log_factorial[i - k + 1]
+        total = log_factorial[n] - log_factorial[k] - log_factorial[n - k]
+        found[k - 1] = np.exp(ways - total) @ rising[i]
+    return found
+
+
+def judged(space: Recorded, runs: Sequence[Run], budget: int) -> dict[str, Any]:
+    budget = min(budget, len(space.rows))
+    fractions = space.fractions()
+    curves = np.zeros((len(runs), budget))
+    for curve, run in zip(curves, runs, strict=True):
+        best = np.maximum.accumulate(fractions[run.rows[:budget]])
+        curve[: len(best)] = best
+        curve[len(best) :] = best[-1] if len(best) else 0.0
+    chance = random_curve(fractions, budget)
+    gain = (curves.mean(axis=0) - chance) / np.maximum(1 - chance, 1e-9)
+    row: dict[str, Any] = {}
+    for mark in (m for m in MARKS if m <= budget):
+        row[f"score@{mark}"] = round(float(gain[:mark].mean()), 4)
+        row[f"fraction@{mark}"] = round(float(curves[:, mark - 1].mean()), 4)
+    within = curves >= 0.99
+    reached = np.where(within.any(axis=1), within.argmax(axis=1) + 1, np.inf)
+    median = float(np.median(reached))
+    row["within_1pct"] = round(float(within.any(axis=1).mean()), 3)
+    row["median_evaluations_1pct"] = median if math.isfinite(median) else None
+    row["failed_evaluations"] = _mean(np.isnan(space.times[run.rows]).sum() for run in runs)
+    row["wasted"] = _mean(1 - len(run.rows) / max(run.proposals, 1) for run in runs)
+    row["ms_per_evaluation"] = _mean(run.cpu_ms for run in runs)
+    row["wall_ms_per_evaluation"] = _mean(run.wall_ms for run in runs)
+    return row
+
+
+def _mean(values: Iterable[float]) -> float:
+    return round(float(np.mean(list(values))), 4)
+
+
+def judge(
+    spaces: Sequence[tuple[Path, Path | None]], strategies: Sequence[str], seeds: int, budget: int, jobs: int
+) -> list[dict[str, Any]]:
+    """A row for each strategy and space, and for each strategy the mean over the spaces of others, if there are any."""
+    able = {
+        s: [pair for pair in spaces if s not in _NEED_PRIOR or load(*pair).prior is not None]
+        for s in strategies
+    }
+    work = [(s, *pair, seed, budget) for s in strategies for pair in able[s] for seed in range(seeds)]
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        done = pool.map(run_one, work, chunksize=max(1, seeds // 4))
+    rows = []
+    for strategy in strategies:
+        here: dict[str, dict[str, Any]] = {}
+        for pair in able[strategy]:
+            space = load(*pair)
+            mine = [run for run in done if (run.strategy, run.space) == (strategy, space.name)]
+            here[space.name] = judged(space, mine, budget)
+            rows.append({"strategy": strategy, "space": space.name, **here[space.name]})
+        named = [row for name, row in here.items() if "@" in name] or list(here.values())
+        if named:
+            shared = [key for key in named[0] if all(isinstance(row.get(key), int | float) for row in named)]
+            mean = {key: _mean(row[key] for row in named) for key in shared}
+            rows.append({"strategy": strategy, "space": f"mean of {len(named)}", **mean})
+    return rows
+
+
+def pairs(paths: Sequence[Path]) -> list[tuple[Path, Path | None]]:
+    """Each recording that is judged, with the one that is its prior."""
+    kernels: dict[str, list[Path]] = {}
+    for path in sorted(paths, key=lambda path: load(path).name):
+        name = load(path).name
+        kernels.setdefault(name.partition("@")[0] if "@" in name else name, []).append(path)
+    return [(first, next(iter(others), None)) for first, *others in kernels.values()]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    keys = [f"score@{m}" for m in MARKS] + [f"fraction@{m}" for m in (50, 100, 200)]
+    keys += ["within_1pct", "wasted", "failed_evaluations", "ms_per_evaluation"]
+    lines = ["| strategy | space | " + " | ".join(keys) + " |", "|---" * (len(keys) + 2) + "|"]
+    for row in rows:
+        cells = [f"{row[key]:.3f}" if key in row else "" for key in keys]
+        lines.append(f"| {row['strategy']} | {row['space']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--spaces", type=Path, help="a folder of recordings (.npz)")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--budget", type=int, default=200)
+    parser.add_argument("--only", nargs="*", help="names of spaces")
+    parser.add_argument("--strategies", nargs="*", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    parser.add_argument("--output", type=Path, default=BENCH / "results" / "search.json")
+    given = parser.parse_args()
+    strategies = list(given.strategies)
+    if importlib.util.find_spec("kernel_tuner") is None:
+        strategies = [name for name in strategies if not name.startswith("kt_")]
+        print(
+            "Kernel Tuner is not installed, so its strategies are left out; see the top of this file.",
+            file=sys.stderr,
+        )
+    paths = sorted((BENCH / "recordings").glob("*.json.xz"))
+    paths += sorted(given.spaces.glob("*.npz")) if given.spaces else []
+    try:
+        spaces = [pair for pair in pairs(paths) if not given.only or load(*pair).name in given.only]
+    except TktuneError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if not spaces or not strategies:
+        print(
+            "There is nothing to judge: say --spaces FOLDER with recordings as .npz files.", file=sys.stderr
+        )
+        return 1
+    start = time.monotonic()
+    rows = judge(spaces, strategies, given.seeds, given.budget, given.jobs)
+    versions = {"python": platform.python_version(), "numpy": np.__version__}
+    for package in ("optuna", "kernel_tuner"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    facts = {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": "python bench/search.py "
+        + " ".join(a if "/" not in a else "FOLDER" for a in sys.argv[1:]),
+        "seeds": given.seeds,
+        "budget": given.budget,
+        "seconds": round(time.monotonic() - start),
+        "versions": versions,
+        "rows": rows,
+    }
+    given.output.write_text(json.dumps(facts, indent=1) + "\n")
+    print(json.dumps(rows, indent=1) if given.json else table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
