@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tktune.build.cache import ArtifactCache
 from tktune.core.device import DeviceClass, device_class
-from tktune.core.errors import DeviceAbsent
+from tktune.core.errors import DeviceAbsent, WordsError
 from tktune.search.budget import StopSignal
 from tktune.search.events import Listener, Silent
 from tktune.search.problem_run import ProblemRun
@@ -61,6 +61,7 @@ def problem_runs(
     """One run for each problem of `study`, made when it is its turn, while this process may measure; none when the
     user stopped while another run was measuring. Raises as `tune` does."""
     device = device or present_device(study.device)
+    _refuse_untimed_plan(study, device)
     spaces = []
     for problem in study.problems:
         family = rooms.family(study.family)
@@ -79,6 +80,16 @@ def problem_runs(
             )
         finally:
             store.abandon(run_id)  # what an interrupt left open, wherever it struck
+
+
+def _refuse_untimed_plan(study: Study, device: DeviceClass) -> None:
+    """Raises `WordsError` where `include_plan` would count nothing."""
+    if study.policy(device).include_plan and (device.backend != "cuda" or study.family != "dispatch_gemm"):
+        raise WordsError(
+            f"include_plan counts the plans that dispatch_gemm builds on a GPU, and {study.name} tunes {study.family} on "
+            f"{device}.",
+            "Leave include_plan out of the study.",
+        )
 
 
 def present_device(name: str) -> DeviceClass:
