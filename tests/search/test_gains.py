@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from tktune.core.config import Config
 from tktune.search.choosing import Asked
 from tktune.search.costs import BuildSeconds, Costs, trial_price_s
+from tktune.search.feasible_sampler import ModelSampler
 from tktune.search.gains import GainChooser
+from tktune.search.prior import log_prior
 from tktune.search.random import RandomSampler
-from tktune.search.samplers import model_sampler
 
 ROWS = [Config(TILE=tile, split=split) for tile in (16, 32, 64) for split in (1, 2)]
 BUILD_OF = {row: row.only(["TILE"]) for row in ROWS}
@@ -124,8 +125,8 @@ def test_every_row_comes_once_whatever_becomes_of_the_others(seed, kind, ahead):
         one = Asked(RandomSampler(rows, seed), build_of)
     else:
         estimates = {row: 1.0 + row.number("A") for row in rows} if kind == "prior" else None
-        model = model_sampler(rows, seed, estimates)
-        one = GainChooser(rows, build_of, model, Costs(2), informed=kind == "prior")
+        prior = None if estimates is None else log_prior(rows, estimates)
+        one = GainChooser(rows, build_of, ModelSampler(rows, seed, prior), Costs(2), prior=prior)
     made: set[Config] = set()
     seen: list[Config] = []
 
@@ -167,3 +168,20 @@ def test_a_trial_has_a_price_where_trials_run_out_before_seconds():
     assert (
         trial_price_s(None, 100.0, 1.0) == trial_price_s(10, None, 1.0) == trial_price_s(0, 5.0, 1.0) == 0.0
     )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_compilers_take_the_prior_at_its_word_with_half_of_their_first_builds(seed):
+    rows = [Config(A=a, B=b, split=s) for a, b, s in itertools.product(range(12), range(5), range(2))]
+    build_of = {row: row.only(["A", "B"]) for row in rows}
+    draw = np.random.default_rng(seed)
+    expected = {
+        build: float(us)
+        for build, us in zip(dict.fromkeys(build_of.values()), draw.permutation(60) + 1.0, strict=True)
+    }
+    prior = log_prior(rows, {row: expected[build_of[row]] for row in rows})
+    one = GainChooser(rows, build_of, ModelSampler(rows, seed, prior), Costs(32), prior=prior)
+    builds = [build_of[row] for row in one.build(26, 0.0)]
+    ranks = {sorted(expected.values()).index(expected[build]) for build in builds}
+    assert set(range(10)) <= ranks, "the ten best of the prior are among 26 builds"
+    assert max(ranks) > 30, "others look elsewhere"

@@ -18,6 +18,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _UNMADE, _ORDERED, _MADE = 0, 1, 2
+_OPENING = 6  # builds of the model's own choice before the prior is taken at its word
 _LOCAL_TURN, _TURNS = 2, 4  # one choice in four is among what is one step from the best
 _NAMED_BUILDS = (
     8  # of a set so large that a model looks at a pool: made builds that are always looked at, best first
@@ -41,9 +42,10 @@ class GainChooser:
     """Chooses the row of the most expected gain (of log time) a second.
 
     `rows` are those the model was made of, in their order. `held` are builds whose artifacts were made before this run:
-    they cost nothing. With `informed` the model has a prior of builds, and learns of launches first; without, it first
-    learns of builds that are far apart. Builds that are proposed together differ: each counts as measured at what is expected of it
-    before the next is chosen.
+    they cost nothing. With a `prior` (rows,), the log microseconds that the model was given too (NaN: unknown), launches are learnt
+    first, and of the builds that idle compilers may make before anything is known every other one is the prior's next best;
+    without, builds are far apart. Builds that are proposed together differ: each counts as measured at what is expected
+    of it before the next is chosen.
     """
 
     def __init__(
@@ -54,12 +56,13 @@ class GainChooser:
         costs: Costs,
         held: Iterable[Config] = (),
         *,
-        informed: bool = False,
+        prior: Floats | None = None,
     ) -> None:
         self._rows = rows
         self._model = model
         self._costs = costs
-        self._informed = informed
+        self._prior = prior
+        self._asked_for = 0
         self._row_of = {row: number for number, row in enumerate(rows)}
         self._builds = list(dict.fromkeys(build_of[row] for row in rows))
         self._number_of = {build: number for number, build in enumerate(self._builds)}
@@ -110,7 +113,7 @@ class GainChooser:
     def measure(self, loaded: Config | None, price_s: float, *, building: bool) -> Config | None:
         made = self._open & (self._state[self._build] == _MADE)
         if not self._model.ready:
-            return self._unlike(made) if self._informed or not self._unmade_left() else None
+            return self._unlike(made) if self._prior is not None or not self._unmade_left() else None
         gains = self._gains(made)
         candidates = self._candidates(made)
         if not candidates.any():
@@ -149,7 +152,8 @@ class GainChooser:
         if not self._open.any():
             return None
         if not self._model.ready:
-            return self._asked()
+            self._asked_for += 1
+            return self._foremost() or self._asked()
         unmade = self._open & (self._state[self._build] == _UNMADE)
         if not unmade.any():
             return None
@@ -157,6 +161,19 @@ class GainChooser:
         per_s = gains / self._seconds_with_build(price_s)
         number = int(np.argmax(np.where(unmade, per_s, -1.0)))
         self._order(number, float(gains[number]))
+        self.begin(self._rows[number])
+        return self._rows[number]
+
+    def _foremost(self) -> Config | None:
+        """Once the model's opening is under way, in every other turn, the row that the prior likes best among what is not
+        made: compilers that would idle take the prior at its word, and the others look elsewhere."""
+        if self._prior is None or self._asked_for <= _OPENING or self._asked_for % 2:
+            return None
+        unmade = self._open & (self._state[self._build] == _UNMADE) & np.isfinite(self._prior)
+        if not unmade.any():
+            return None
+        number = int(np.argmin(np.where(unmade, self._prior, np.inf)))
+        self._order(number, 0.0)
         self.begin(self._rows[number])
         return self._rows[number]
 

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from tktune.build.cache import ArtifactCache
 from tktune.core.canonical import digest
@@ -38,6 +39,9 @@ from tktune.search.stop_rule import GreaterGain, RecordGain, StopRule
 from tktune.search.study import Study
 from tktune.store.results import Store
 from tktune.store.rows import TrialKey, WinnerRow
+
+if TYPE_CHECKING:
+    from tktune.search.coordinates import Floats
 
 _SEARCH_ENDED = "search_ended"  # the kind of event that tells how long a run searched
 # A finalist's share of verification and attribution, in units of one trial's seconds.
@@ -176,29 +180,30 @@ class ProblemRun:
         rows = list(self.space.feasible)
         build_of = {config: build for build, place in self.places.items() for config in place.points}
         if self.rooms.make_sampler is not None:
-            sampler, informed = self.rooms.make_sampler(rows, self.study.seed), False
+            sampler, prior = self.rooms.make_sampler(rows, self.study.seed), None
         elif self.study.sampler == "model":
-            sampler, informed = self._model(rows)
+            sampler, prior = self._model(rows)
         else:
-            sampler, informed = SAMPLERS[self.study.sampler](rows, self.study.seed), False
+            sampler, prior = SAMPLERS[self.study.sampler](rows, self.study.seed), None
         from tktune.search.gains import GainChooser, GainModel
 
         if not isinstance(sampler, GainModel):
             return Asked(sampler, build_of)
         held = [build for build, place in self.places.items() if self.cache.holds(place.digest)]
-        return GainChooser(rows, build_of, sampler, costs, held, informed=informed)
+        return GainChooser(rows, build_of, sampler, costs, held, prior=prior)
 
-    def _model(self, rows: Sequence[Config]) -> tuple[ConfigSampler, bool]:
-        """Our sampler, and whether something is known of the rows before any is measured: what the family's cost model
-        says of them, and what was measured of neighbouring problems and other device classes."""
+    def _model(self, rows: Sequence[Config]) -> tuple[ConfigSampler, Floats | None]:
+        """Our sampler, and the log microseconds expected of the rows before any is measured, where something is known: what
+        the family's cost model says of them, and what was measured of neighbouring problems and other device classes."""
         from tktune.search.feasible_sampler import ModelSampler
         from tktune.search.prior import in_store, log_prior
 
         elsewhere = in_store(self.store, self.key, self.family)
         estimates = self.cost_us if len(set(self.cost_us.values())) > 1 else None
         if not elsewhere and estimates is None:
-            return ModelSampler(rows, self.study.seed), False
-        return ModelSampler(rows, self.study.seed, log_prior(rows, estimates, elsewhere)), True
+            return ModelSampler(rows, self.study.seed), None
+        prior = log_prior(rows, estimates, elsewhere)
+        return ModelSampler(rows, self.study.seed, prior), prior
 
     # What earlier runs left.
 
