@@ -52,8 +52,13 @@ def main() -> int:
     parser.add_argument("--recorded", type=Path, default=RECORDED)
     parser.add_argument("--tolerance", type=float, default=0.15)
     words = parser.parse_args()
-    measured = LinkFacts.from_json(json.loads(words.measured.read_text())["link"]["facts"])
-    recorded = LinkFacts.from_json(json.loads(words.recorded.read_text())["facts"])
+    try:
+        measured = LinkFacts.from_json(json.loads(words.measured.read_text())["link"]["facts"])
+        recorded = LinkFacts.from_json(json.loads(words.recorded.read_text())["facts"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        parser.error(
+            f"no link facts in these files ({error}); make the first with `tktune doctor --measure --json`"
+        )
     found = list(points(measured, recorded))
     outside = [point for point in found if abs(point[1] / point[2] - 1) > words.tolerance]
     rows = [[what, f"{new:.4g}", f"{old:.4g}", f"{new / old:.2f}"] for what, new, old in outside]

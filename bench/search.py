@@ -11,7 +11,7 @@ own recordings is the cost model. Kernel Tuner takes part where it is installed:
 An evaluation is the first visit to a feasible config; a failure costs one as well. fraction(k) = best time / best found
 after k; score(B) = mean over k <= B of (mean fraction(k) - random(k)) / (1 - random(k)), random(k) being the exact
 expectation without replacement: 0 is random search, 1 the optimum at once. `wasted` is the share of proposals that were
-no new feasible config, `ms_per_evaluation` CPU time. Results go to bench/results/search.json.
+no new feasible config, `ms_per_evaluation` CPU time. A whole run writes bench/results/search.json.
 
 `propose(space, replay, seed)` is our sampler for harnesses that replay a recording by `replay.evaluate(row)`.
 """
@@ -53,6 +53,7 @@ from tktune.search.tpe import TpeSampler  # noqa: E402
 
 BENCH = Path(__file__).resolve().parent
 MARKS = (25, 50, 100, 200)
+SEEDS, BUDGET = 20, 200  # of a whole run, which alone replaces the committed results
 
 
 @dataclass(frozen=True)
@@ -335,14 +336,23 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--spaces", type=Path, help="a folder of recordings (.npz)")
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--budget", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--budget", type=int, default=BUDGET)
     parser.add_argument("--only", nargs="*", help="names of spaces")
     parser.add_argument("--strategies", nargs="*", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--output", type=Path, default=BENCH / "results" / "search.json")
+    parser.add_argument(
+        "--output", type=Path, help="write JSON here [default of a whole run: bench/results/search.json]"
+    )
     given = parser.parse_args()
+    if min(given.seeds, given.budget, given.jobs) < 1:
+        parser.error("--seeds, --budget and --jobs are at least 1")
+    if given.spaces and not given.spaces.is_dir():
+        parser.error(f"there is no folder {given.spaces}; name one with recordings as .npz files")
+    whole = given.spaces and not given.only and len(given.strategies) == len(STRATEGIES)
+    whole = whole and (given.seeds, given.budget) == (SEEDS, BUDGET)
+    output = given.output or (BENCH / "results" / "search.json" if whole else None)
     strategies = list(given.strategies)
     if importlib.util.find_spec("kernel_tuner") is None:
         strategies = [name for name in strategies if not name.startswith("kt_")]
@@ -378,7 +388,10 @@ def main() -> int:
         "versions": versions,
         "rows": rows,
     }
-    given.output.write_text(json.dumps(facts, indent=1) + "\n")
+    if output:
+        output.write_text(json.dumps(facts, indent=1) + "\n")
+    else:
+        print("Not a whole run, so nothing is written; --output FILE keeps it.", file=sys.stderr)
     print(json.dumps(rows, indent=1) if given.json else table(rows))
     return 0
 

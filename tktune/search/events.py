@@ -65,7 +65,8 @@ class TrialStarted:
 
 @dataclass(frozen=True)
 class TrialDone:
-    """One trial ended and its row is committed. `best_us` is the best so far, this one included."""
+    """One trial ended and its row is committed. `best_us` is the stored time of the best so far, this one included,
+    divided by the drift of its trial."""
 
     config: Config
     status: str

@@ -214,7 +214,7 @@ class Search:
             if self._anchor is None:
                 self._anchor = (job.config, job.place, us)
                 lane.joined = True
-        self._ended(job.config, result.status, result.sentence, result.time_us, time_us, us)
+        self._ended(job.config, result.status, result.sentence, result.time_us, time_us, us, drift)
         if result.status == status.OK and job.config == self._default:
             self._measure_noise(lane, job)
 
@@ -226,8 +226,11 @@ class Search:
         raw_us: float | None = None,
         time_us: float | None = None,
         us: Sequence[float] = (),
+        drift: float = 1.0,
     ) -> None:
-        quarantined = self._ledger.ended(config, end, sentence, raw_us=raw_us, time_us=time_us, us=us)
+        quarantined = self._ledger.ended(
+            config, end, sentence, raw_us=raw_us, time_us=time_us, us=us, drift=drift
+        )
         if quarantined:
             self._note("quarantine", quarantined)
         self._queue += self._ledger.again

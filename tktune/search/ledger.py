@@ -48,6 +48,7 @@ class Ledger:
         self._ends = dict(known.ends)
         self.margin = RaceMargin()
         self.times_us: dict[Config, float] = {}
+        self._shown_us: dict[Config, float] = {}  # stored medians, made comparable: what people are shown
         self.first_us: dict[Config, tuple[float, ...]] = {}  # first launches of those this run measured
         self.best: Config | None = None
         self.measured = 0
@@ -83,6 +84,7 @@ class Ledger:
             place.ended(passed=time_us is not None)
             if row.status == status.OK and time_us is not None:
                 self._consider(config, time_us)
+                self._shown_us[config] = time_us
             told.append((config, time_us))
             self._noted(time_us)
         for config in known.quarantined:
@@ -120,8 +122,10 @@ class Ledger:
         raw_us: float | None = None,
         time_us: float | None = None,
         us: Sequence[float] = (),
+        drift: float = 1.0,
     ) -> str:
-        """A trial ended. `raw_us` is its stored time, `time_us` the comparable one, `us` its launches, comparable too.
+        """A trial ended. `raw_us` is its stored time, `drift` what makes it comparable, `time_us` the comparable score, `us`
+        its launches, comparable too.
 
         Returns a sentence when the config is now quarantined.
         """
@@ -129,6 +133,7 @@ class Ledger:
         self.default_tried |= config == self._default
         if end == status.OK and time_us is not None:
             self._consider(config, time_us)
+            self._shown_us[config] = time_us if raw_us is None else raw_us / drift
             self.first_us[config] = tuple(us)
         if not status.is_final(end):
             self._ends[config] = self._ends.get(config, 0) + 1
@@ -146,8 +151,9 @@ class Ledger:
                 quarantined = f"{config} ended twice without a verdict and is quarantined: {sentence}"
         else:
             self.again.append(config)
+        best_us = None if self.best is None else self._shown_us[self.best]
         self._listener.on_event(
-            TrialDone(config, end, raw_us, self.best_us, self.best, self._budget.used, self._wanted, sentence)
+            TrialDone(config, end, raw_us, best_us, self.best, self._budget.used, self._wanted, sentence)
         )
         return quarantined
 
