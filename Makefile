@@ -34,9 +34,15 @@ $(STAMP): pyproject.toml constraints.txt
 run: setup ## Tune studies/quickstart.toml on this machine (STUDY=... for another) and print the winner
 	$(BIN)/tktune run $(STUDY)
 
-# One after the other: tests that time kernels and tests that compile would disturb each other.
+# Tests share the cores, but for those that assert how long something takes; these come last, one after the other.
+PYTEST := $(BIN)/python -m pytest --cov=tktune
+
 test: setup ## Run all tests that need no GPU, with coverage
-	$(BIN)/python -m pytest -m "not gpu" --cov=tktune --cov-report=term:skip-covered --cov-fail-under=85
+	@rm -f .coverage .coverage.*
+	@failed=0; \
+	$(PYTEST) -m "not gpu and not alone" -n auto --maxprocesses=4 --dist=worksteal --cov-report= || failed=1; \
+	$(PYTEST) -m "alone and not gpu" --cov-append --cov-report=term:skip-covered --cov-fail-under=85 || failed=1; \
+	exit $$failed
 
 test-gpu: setup ## Run the tests that need a GPU
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,cuda]'
@@ -63,8 +69,10 @@ bench/.venv/.installed: constraints.txt
 	@touch $@
 
 bench-search: setup bench/.venv/.installed ## Compare the search with others by replay (SPACES=FOLDER of more recordings)
-	$(BENCH_BIN)/python bench/search.py $(if $(SPACES),--spaces $(SPACES))
-	@set -e; for bench in $(wildcard bench/search_*.py); do echo "== $$bench"; $(BIN)/python $$bench; done
+	@kept=yes; \
+	$(BENCH_BIN)/python bench/search.py $(if $(SPACES),--spaces $(SPACES)) || kept=no; \
+	for bench in $(wildcard bench/search_*.py); do echo "== $$bench"; $(BIN)/python $$bench || kept=no; done; \
+	test $$kept = yes || { echo "Not every promise is kept; see above."; exit 1; }
 
 # pip matches platform tags exactly, so every older tag that such a host takes as well is named.
 MINOR := $(shell echo $(PLATFORM) | sed -nE 's/^manylinux_2_([0-9]+)_.*/\1/p')

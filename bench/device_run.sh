@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a host with a GPU and no network: install wheels, run the GPU tests, tune one shape, compare with libraries.
 #
-#   bench/device_run.sh WHEELS OUT [tests] [tune] [bench] [dispatch]        (no step named: the first three)
+#   bench/device_run.sh WHEELS OUT [tests] [tune] [bench] [dispatch] [rehearse]        (no step named: the first three)
 #
 # WHEELS is a folder that `make wheelhouse` filled; torch, nvcc and cuda-bindings are the host's. Logs, the database
 # and JSON go to OUT. STUDY, SECONDS_TO_TUNE, TESTS, SHAPES, LAYOUTS and ROUNDS in the environment choose less or more.
@@ -36,5 +36,8 @@ fi
 if [[ $steps == *" dispatch "* ]]; then
     python3 -m tktune run studies/h200/dispatch_gemm.toml --report-dir "$out/reports" 2>&1 | tee "$out/dispatch_tune.log" || failed=1
     python3 bench/gpu_dispatch_gemm.py --out "$out/gpu_dispatch_gemm.json" 2>&1 | tee "$out/dispatch_bench.log" || failed=1
+fi
+if [[ $steps == *" rehearse "* ]]; then
+    python3 -m tktune run studies/h200/sm_120a-rehearsed.toml --report-dir "$out/reports" 2>&1 | tee "$out/rehearse.log" || failed=1
 fi
 exit $failed

@@ -5,11 +5,13 @@
 
 For each problem of the study and each routing: the winner of the database, the default, the sweep of the split at the
 winner's build, compute alone, communication alone at every split, NCCL all-gather + index_select + torch._grouped_mm,
-and the fastest GEMM alone of torch._grouped_mm, DeepGEMM where it can be imported, our own grouped GEMM's winner where
-the database has one, and the fused kernel's own compute. Before each launch L2 is flushed and the ranks meet on the
-device; a launch counts by its slowest rank; everything is timed in interleaved rounds. Each launch is checked against
-an fp32 reference first, the winner afterwards too. Then the winner and the fastest of the sweep are measured once more
-side by side, which decides whether the tuner's split is the right one.
+and the fastest GEMM alone of torch._grouped_mm, DeepGEMM where it can be imported, our own grouped GEMM's winner (the
+database's, else the committed one), and the fused kernel's own compute. Under the first routing also the sweep that the
+tuner is held against: every launch (order, raster, split) of the builds that are swept by hand
+(`dispatch_bench/hand.py`). Before each launch L2 is flushed and the ranks meet on the device; a launch counts by its
+slowest rank; everything is timed in interleaved rounds. Each launch is checked against an fp32 reference first, the
+winner afterwards too. Then the winner and the fastest of both sweeps are measured once more side by side, which decides
+whether the tuner found what they find. The sweeps are made in the first launch mode.
 
 A rank that dies, or does not end in time, ends the bench with a sentence.
 """
@@ -25,13 +27,12 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from dispatch_bench.judged import Judged, curve, judge, slowest, table
+from dispatch_bench.outcome import results, summary
 from dispatch_bench.supervise import Watch, run_ranks
 from dispatch_bench.wanted import Wanted, sweep_of, wanted
 
@@ -68,10 +69,6 @@ def shape_name(problem: Problem) -> str:
     return f"{problem.hidden}x{problem.cols}-e{problem.experts}-k{problem.top_k}-t{problem.tokens}"
 
 
-def shape_text(problem: Problem) -> str:
-    return f"{problem.hidden} × {problem.cols}, {problem.experts} experts, top-{problem.top_k}, {problem.tokens} tokens"
-
-
 @dataclasses.dataclass
 class Bench:
     """What one call measures: `cases` in order, those of one shape side by side."""
@@ -92,7 +89,7 @@ class Bench:
 
 
 def _artifacts_of(case: Wanted) -> list[tuple[Problem, Config]]:
-    own = [(case.problem, case.winner), (case.problem, case.default)]
+    own = [(case.problem, config) for config in (case.winner, case.default, *case.hand)]
     if case.gemm is not None and case.gemm_problem is not None:
         own.append((case.gemm_problem, case.gemm))
     return own
@@ -121,9 +118,12 @@ def chosen_cases(arguments: argparse.Namespace, device: DeviceClass) -> list[Wan
         )
     with contextlib.nullcontext() if missing else Store.open(where.url, mode="ro") as store:
         cases = [
-            wanted(store, p.replace(routing=routing), device)
+            dataclasses.replace(
+                case, hand=case.hand if routing == arguments.routings[0] and arguments.hand else ()
+            )
             for p in problems
             for routing in arguments.routings
+            for case in [wanted(store, p.replace(routing=routing), device)]
         ]
     return [with_config(case, device, arguments.config) for case in cases] if arguments.config else cases
 
@@ -167,6 +167,16 @@ def words_of(bench: Bench, made: dict[str, Any]) -> list[dict[str, Any]]:
             "sha256": artifact.sha256,
         }
 
+    def by_build(case: Wanted) -> list[dict[str, Any]]:
+        space = family(case.problem.family).space(case.problem, bench.device)
+        builds: dict[Config, list[Config]] = {}
+        for config in case.hand:
+            builds.setdefault(space.build_part(config), []).append(config)
+        return [
+            {**launchable(case.problem, configs[0]), "configs": [dict(config) for config in configs]}
+            for configs in builds.values()
+        ]
+
     shapes: dict[Problem, list[dict[str, Any]]] = {}
     for number, case in enumerate(bench.cases):
         gemm = None
@@ -180,6 +190,7 @@ def words_of(bench: Bench, made: dict[str, Any]) -> list[dict[str, Any]]:
                 "default": launchable(case.problem, case.default),
                 "splits": [config.number(SPLIT) for config in case.sweep],
                 "gemm": gemm,
+                "hand": by_build(case),
             }
         )
     return [{"cases": cases} for cases in shapes.values()]
@@ -251,46 +262,6 @@ def environment() -> dict[str, str]:
     }
 
 
-def results(
-    cases: Sequence[Wanted], found: list[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[tuple[int, str, Judged]]]:
-    """JSON of every case that all ranks finished, and (case, mode, judged) of each of its modes."""
-    by_case = [{one["case"]: one for one in rank["found"]} for rank in found]
-    shown, judged = [], []
-    for number, case in enumerate(cases):
-        of_ranks = [rank[number] for rank in by_case if number in rank]
-        if len(of_ranks) < len(found):
-            continue
-        modes = {}
-        for mode in of_ranks[0]["modes"]:
-            if any(mode not in rank["modes"] for rank in of_ranks):
-                continue
-            one = judge(
-                case.winner.number(SPLIT),
-                slowest([rank["modes"][mode]["rounds"] for rank in of_ranks]),
-                slowest([rank["modes"][mode]["last"] for rank in of_ranks]),
-                case.cost,
-            )
-            judged.append((number, mode, one))
-            after = [rank["modes"][mode]["wrong_after"] for rank in of_ranks]
-            modes[mode] = {**one.object(), "wrong_after_timing": [said for said in after if said]}
-        shown.append(
-            {
-                "problem": case.problem.key,
-                "real_rows": [rank["real_rows"] for rank in of_ranks],
-                "padded_rows": [rank["padded_rows"] for rank in of_ranks],
-                "provenance": case.provenance,
-                "winner": dict(case.winner),
-                "default": dict(case.default),
-                "grouped_gemm_winner": None if case.gemm is None else dict(case.gemm),
-                "notes": case.notes,
-                "wrong": [rank["wrong"] for rank in of_ranks],
-                "modes": modes,
-            }
-        )
-    return shown, judged
-
-
 def facts(bench: Bench, found: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         **next((rank["versions"] for rank in found if rank["versions"]), {}),
@@ -305,20 +276,6 @@ def facts(bench: Bench, found: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def summary(cases: Sequence[Wanted], judged: Sequence[tuple[int, str, Judged]]) -> str:
-    parts = []
-    for mode in dict.fromkeys(mode for _, mode, _ in judged):
-        rows = [
-            (shape_text(cases[number].problem), cases[number].problem.routing, one)
-            for number, of_mode, one in judged
-            if of_mode == mode
-        ]
-        parts.append(f"{'CUDA graph' if mode == 'graph' else 'Eager'}\n\n{table(rows)}\n")
-        for shape, routing, one in rows:
-            parts.append(f"{shape}, {routing}, sweep: {curve(one)}\n  {one.claim.sentence}")
-    return "\n".join(parts)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--db", help="database with winners [default: TKTUNE_DB or the user's own]")
@@ -330,7 +287,13 @@ def main() -> int:
     parser.add_argument("--routings", nargs="+", default=ROUTINGS)
     parser.add_argument("--modes", default="graph,direct")
     parser.add_argument("--config", help='a config in the winner\'s place, "PARAM=VALUE ..."')
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument(
+        "--hand",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether to make the sweep by hand",
+    )
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--iterations", type=int, default=5, help="launches of a round")
     parser.add_argument("--seconds", type=float, default=420.0, help="ranks begin no case after this")
     parser.add_argument("--out", type=Path, help="write JSON here")

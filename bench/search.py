@@ -11,7 +11,8 @@ own recordings is the cost model. Kernel Tuner takes part where it is installed:
 An evaluation is the first visit to a feasible config; a failure costs one as well. fraction(k) = best time / best found
 after k; score(B) = mean over k <= B of (mean fraction(k) - random(k)) / (1 - random(k)), random(k) being the exact
 expectation without replacement: 0 is random search, 1 the optimum at once. `wasted` is the share of proposals that were
-no new feasible config, `ms_per_evaluation` CPU time. A whole run writes bench/results/search.json.
+no new feasible config, `ms_per_evaluation` CPU time. A whole run writes bench/results/search.json. Exit code 1 when a
+promise of promises.py is not kept.
 
 `propose(space, replay, seed)` is our sampler for harnesses that replay a recording by `replay.evaluate(row)`.
 """
@@ -40,9 +41,10 @@ from typing import Any
 
 for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[at]) for at in (1, 0)]
 
 import numpy as np  # noqa: E402
+from promises import promises  # noqa: E402
 
 from tktune.core.config import Config  # noqa: E402
 from tktune.core.errors import TktuneError  # noqa: E402
@@ -205,6 +207,11 @@ STRATEGIES: dict[str, Callable[[Recorded, int, int], Iterator[int]]] = {
     "tktune_truth_reversed": functools.partial(sampled, misled_by_truth),
 }
 _NEED_PRIOR = ("tktune_with_prior", "tktune_prior_reversed")
+_SLOWEST_FIRST = (
+    "optuna_tpe",
+    "kt_genetic_algorithm",
+    "kt_adaptive_tabu_greywolf",
+)  # so that no core idles at the end
 
 
 def propose(space: Any, replay: Any, seed: int) -> None:
@@ -295,9 +302,14 @@ def judge(
         s: [pair for pair in spaces if s not in _NEED_PRIOR or load(*pair).prior is not None]
         for s in strategies
     }
-    work = [(s, *pair, seed, budget) for s in strategies for pair in able[s] for seed in range(seeds)]
+    in_turn = sorted(strategies, key=lambda s: _SLOWEST_FIRST.index(s) if s in _SLOWEST_FIRST else 9)
+    work = [(s, *pair, seed, budget) for s in in_turn for pair in able[s] for seed in range(seeds)]
+    done = []
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        done = pool.map(run_one, work, chunksize=max(1, seeds // 4))
+        for run in pool.imap(run_one, work, chunksize=max(1, seeds // 4)):
+            done.append(run)
+            if sys.stderr.isatty():
+                print(f"\r{len(done)} of {len(work)} searches", end="", file=sys.stderr, flush=True)
     rows = []
     for strategy in strategies:
         here: dict[str, dict[str, Any]] = {}
@@ -378,6 +390,7 @@ def main() -> int:
     for package in ("optuna", "kernel_tuner"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
+    judged_by = [] if given.only else promises(rows)  # promises are of all spaces
     facts = {
         "date": time.strftime("%Y-%m-%d"),
         "command": "python bench/search.py "
@@ -387,13 +400,17 @@ def main() -> int:
         "seconds": round(time.monotonic() - start),
         "versions": versions,
         "rows": rows,
+        "promises": [
+            {"what": p.what, "asked": p.asked, "found": round(p.found, 4), "kept": p.kept} for p in judged_by
+        ],
     }
     if output:
         output.write_text(json.dumps(facts, indent=1) + "\n")
     else:
         print("Not a whole run, so nothing is written; --output FILE keeps it.", file=sys.stderr)
     print(json.dumps(rows, indent=1) if given.json else table(rows))
-    return 0
+    print(f"\n{facts['seconds']} s", *judged_by, sep="\n", file=sys.stderr if given.json else sys.stdout)
+    return 0 if all(promise.kept for promise in judged_by) else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How long the driver needs to find a good config, by replay of our own recordings; no GPU and no compiler is needed.
 
-    python bench/search_time.py [--seeds 10] [--seconds 60] [--jobs 2] [--only RECORDING ...] [--json]
+    python bench/search_time.py [--seeds 10] [--first-seed 0] [--seconds 60] [--jobs 2] [--only RECORDING ...] [--output FILE] [--json]
 
 Every recording of bench/recordings is tuned by the unchanged driver on a virtual clock that charges what was recorded:
 compiles (as many at once as when it was recorded; ahead of measuring on a GPU), loads, gates and launches. Compared are
@@ -10,7 +10,9 @@ What deciding costs itself is not charged; it stands beside, in milliseconds of 
 Per recording and sampler, medians over the seeds: charged seconds until the best config so far is truly within 10, 5, 2
 and 1 % of the recording's best (inf: not within --seconds), and the trials and builds until then. Then, with 2 % noise
 on each launch: how far the winners of independent tunes lie apart in true time, and by how much a winner is worse than the
-default at most. Results go to bench/results/search_time.json. Exit code 1 when a promise is not kept.
+default at most. A run with ten seeds or more from 0 on writes bench/results/search_time.json. Exit code 1 when a promise is
+not kept. A tune ends after --seconds at most, and after 20 on the H200 recording, where TPE is there after 6 to 9: what is
+later than that changes no median, and TPE takes minutes of real time for it.
 """
 
 from __future__ import annotations
@@ -43,6 +45,9 @@ BENCH = Path(__file__).resolve().parent
 LEVELS = (0.10, 0.05, 0.02, 0.01)
 SAMPLERS = ("model", "tpe", "random")
 NOISE = 0.02
+SHORTER_S = {"h200_grouped_gemm": 20.0}  # charged seconds after which no median is still open
+MOST_OF_TPE, MOST_APART = 1 / 3, 0.01  # promised
+SEEDS = 10  # of a run that is worth keeping
 TUNES = 5  # independent ones whose winners must agree
 
 
@@ -99,8 +104,12 @@ def run(job: Job) -> dict[str, Any]:
     }
 
 
+def _name(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
 def row_of(path: Path, sampler: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"recording": path.name.partition(".")[0], "sampler": sampler, "seeds": len(runs)}
+    row: dict[str, Any] = {"recording": _name(path), "sampler": sampler, "seeds": len(runs)}
     for level in LEVELS:
         row[f"s_to_{level:.0%}"] = round(median(one["reached"][level] for one in runs), 2)
     for name in ("trials", "builds", "ms_per_trial"):
@@ -113,7 +122,7 @@ def noisy_of(path: Path, runs: list[dict[str, Any]]) -> dict[str, Any]:
     winners = [one["winner_us"] or math.inf for one in runs]
     groups = [winners[at : at + TUNES] for at in range(0, len(winners) - TUNES + 1, TUNES)]
     return {
-        "recording": path.name.partition(".")[0],
+        "recording": _name(path),
         "noise": NOISE,
         "tunes": len(runs),
         "spread": round(max(max(group) / min(group) - 1 for group in groups), 4),
@@ -132,9 +141,26 @@ def ratio(rows: list[dict[str, Any]], name: str, level: str, seconds: float) -> 
     return float(found["model"] / min(found["tpe"], seconds))
 
 
-def keep(result: dict[str, Any], names: list[str]) -> None:
+def promises(times: list[dict[str, Any]], noisy: list[dict[str, Any]]) -> list[tuple[bool, str]]:
+    """Each promise, and whether it is kept."""
+    found = []
+    for one in times:
+        found.append(
+            (
+                one["1%"] <= MOST_OF_TPE,
+                f"{one['recording']}: {one['1%']:.3f} of TPE's time to 1 %, asked {MOST_OF_TPE:.2f}",
+            )
+        )
+    for one in noisy:
+        what = f"{one['recording']}: winners of {TUNES} tunes with noise lie {one['spread']:.2%} apart"
+        found.append((one["spread"] <= MOST_APART, f"{what}, asked {MOST_APART:.0%}"))
+        what = f"{one['recording']}: against the default a winner is {one['worst_against_default']:+.1%} at worst"
+        found.append((one["worst_against_default"] <= MOST_APART, f"{what}, asked {MOST_APART:.0%}"))
+    return found
+
+
+def keep(result: dict[str, Any], names: list[str], path: Path) -> None:
     """Write the results, beside those of recordings that were not run now."""
-    path = BENCH / "results" / "search_time.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     for table in ("rows", "time_of_model_over_tpe", "noisy"):
         others = [row for row in kept.get(table, []) if row["recording"] not in names]
@@ -144,7 +170,11 @@ def keep(result: dict[str, Any], names: list[str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument(
+        "--output", type=Path, help="write there [default of a whole run: bench/results/search_time.json]"
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="charged seconds of one tune")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=None, help="names of recordings")
@@ -152,16 +182,19 @@ def main() -> int:
     words = parser.parse_args()
     paths = sorted((BENCH / "recordings").glob("*.json.xz"))
     if words.only:
-        paths = [path for path in paths if path.name.partition(".")[0] in words.only]
+        paths = [path for path in paths if _name(path) in words.only]
     if not paths or words.seeds < TUNES:
         parser.error(f"there is no such recording, or fewer than {TUNES} seeds")
+    seeds = range(words.first_seed, words.first_seed + words.seeds)
+    limit = {path: min(words.seconds, SHORTER_S.get(_name(path), math.inf)) for path in paths}
+    slow_first = sorted(SAMPLERS, key=lambda sampler: sampler != "tpe")  # so that no core idles at the end
     work = [
-        Job(path, sampler, seed, words.seconds, 0.0)
+        Job(path, sampler, seed, limit[path], 0.0)
+        for sampler in slow_first
         for path in paths
-        for sampler in SAMPLERS
-        for seed in range(words.seeds)
+        for seed in seeds
     ]
-    work += [Job(path, "model", seed, words.seconds, NOISE) for path in paths for seed in range(words.seeds)]
+    work += [Job(path, "model", seed, limit[path], NOISE) for path in paths for seed in seeds]
     done = []
     with multiprocessing.get_context("spawn").Pool(words.jobs) as pool:
         for one in pool.imap(run, work, chunksize=1):
@@ -181,16 +214,16 @@ def main() -> int:
     noisy = [
         noisy_of(path, [r for job, r in found.items() if job.path == path and job.noise]) for path in paths
     ]
-    names = [path.name.partition(".")[0] for path in paths]
+    names = [_name(path) for path in paths]
     times = [
         {
             "recording": name,
             **{
-                f"{level:.0%}": round(ratio(rows, name, f"s_to_{level:.0%}", words.seconds), 3)
+                f"{level:.0%}": round(ratio(rows, name, f"s_to_{level:.0%}", limit[path]), 3)
                 for level in LEVELS
             },
         }
-        for name in names
+        for path, name in zip(paths, names, strict=True)
     ]
     result = {
         "command": "python bench/search_time.py " + " ".join(sys.argv[1:]),
@@ -208,10 +241,16 @@ def main() -> int:
             for row in table:
                 print("  ".join(f"{value!s:>12}" for value in row.values()))
             print()
-    kept = all(one["1%"] <= 1 / 3 for one in times) and all(one["spread"] <= 0.01 for one in noisy)
-    kept &= all(one["worst_against_default"] <= 0.01 for one in noisy)
-    keep(result, names)
-    return 0 if kept else 1
+    told = promises(times, noisy)
+    for kept, what in told:
+        print(f"{'kept' if kept else 'NOT KEPT':8}  {what}", file=sys.stderr if words.json else sys.stdout)
+    whole = words.seeds >= SEEDS and not words.first_seed
+    output = words.output or (BENCH / "results" / "search_time.json" if whole else None)
+    if output is None:
+        print("Not a whole run, so nothing is written; --output FILE keeps it.", file=sys.stderr)
+    else:
+        keep(result, names, output)
+    return 0 if all(kept for kept, _ in told) else 1
 
 
 if __name__ == "__main__":

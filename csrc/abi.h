@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#define TKT_ABI_VERSION 1
+#define TKT_ABI_VERSION 2
 #define TKT_MAX_WORLD 8
 #define TKT_EXPORT __attribute__((visibility("default")))
 
@@ -40,7 +40,7 @@ typedef struct {
 
 enum tkt_order { TKT_ORDER_SLOT = 0, TKT_ORDER_TOKEN = 1 };
 enum tkt_raster { TKT_RASTER_ROWS = 0, TKT_RASTER_COLS = 1 };
-enum tkt_roles { TKT_COMMUNICATE = 1, TKT_COMPUTE = 2, TKT_GATED = 4 };
+enum tkt_roles { TKT_COMMUNICATE = 1, TKT_COMPUTE = 2, TKT_GATED = 4, TKT_FINISH = 8 };
 
 // Which side forms the weighted sums of gemm_combine: the rank that holds the rows, or the rank that holds the token.
 enum tkt_form { TKT_FORM_PREREDUCE = 0, TKT_FORM_PULL = 1 };
@@ -80,7 +80,8 @@ typedef struct {
     const uint16_t* x[TKT_MAX_WORLD];   // each rank's token rows, (tokens, hidden); symmetric
     const uint16_t* weights;
     uint16_t* gathered;                 // (P, hidden)
-    uint16_t* out;                      // (P, cols)
+    uint16_t* out;                      // (P, cols); with SwiGLU (P, cols / 2)
+    uint16_t* packed;                   // (P, cols): outputs of a GEMM whose SwiGLU is a launch of its own; else null
     const int32_t* pull_indices;        // (P, 2): source rank, source token; -1 on padding
     const int32_t* block_expert;        // (num_pad_blocks)
     const int32_t* block_rows;          // (num_pad_blocks): real rows, pad - slack
@@ -93,7 +94,7 @@ typedef struct {
     uint64_t start_sequence;            // 0: no start barrier; else meet all ranks at this number first
     int32_t num_comp_blocks, num_comm_blocks;
     int32_t order, raster, backoff;     // backoff: pauses before a wait starts to yield
-    int32_t roles;                      // which roles run, and whether compute is gated
+    int32_t roles;                      // which roles run, and whether compute is gated; TKT_FINISH runs alone
     const tkt_combine* combine;         // gemm_combine only; else null
 } tkt_globals;
 
@@ -111,6 +112,7 @@ typedef struct {
     int32_t smem_bytes, threads_per_block;
     char family[24];
     int32_t strip_rows, panel_cols;  // the register tile: ROW_BLOCK and COL_BLOCK are multiples of them
+    int32_t glu;                     // SwiGLU: 0 none, 1 on register tiles, 2 a launch of its own
 } tkt_facts;
 
 TKT_EXPORT const tkt_facts* tkt_describe(void);

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load", "lookup"]
+__all__ = ["__version__", "load", "lookup", "pack_glu", "unpack_glu"]
 
 if TYPE_CHECKING:
+    from tktune.runtime.glu_weights import pack_glu, unpack_glu
     from tktune.runtime.lookup import lookup
     from tktune.runtime.operator import load
 
 
 def __getattr__(name: str) -> Any:
-    """`lookup` and `load` are imported on first use: importing tktune costs nothing."""
+    """Everything is imported on first use: importing tktune costs nothing."""
     if name == "lookup":
         from tktune.runtime.lookup import lookup
 
@@ -23,4 +24,8 @@ def __getattr__(name: str) -> Any:
         from tktune.runtime.operator import load
 
         return load
+    if name in ("pack_glu", "unpack_glu"):
+        from tktune.runtime import glu_weights
+
+        return getattr(glu_weights, name)
     raise AttributeError(f"module 'tktune' has no attribute {name!r}")

@@ -32,6 +32,11 @@ def comm_name(split: int) -> str:
     return f"comm {split}"
 
 
+def hand_name(number: int) -> str:
+    """Of a config of the sweep that is made by hand, by its place there."""
+    return f"hand {number}"
+
+
 def slowest(ranks: Sequence[Mapping[str, Rounds]]) -> dict[str, Rounds]:
     """The slowest rank of each launch; names that every rank has, in the order of the first."""
     return {
@@ -48,22 +53,20 @@ def median_us(rounds: Rounds) -> float:
     return statistics.median(us for launches in rounds for us in launches)
 
 
-def fastest(rounds: Mapping[str, Rounds], names: Sequence[str], count: int) -> list[str]:
-    """The `count` of `names` with the smallest medians, fastest first."""
-    there = [name for name in names if name in rounds]
-    return sorted(there, key=lambda name: (median_us(rounds[name]), name))[:count]
-
-
 @dataclass(frozen=True)
 class Claim:
-    """Is the tuner's split the sweep's best, and at what cost? `ratio` is winner ÷ best, both measured side by side
-    after the sweep had named the best; `noise` the winner against itself in the same rounds.
+    """Is the tuner's winner the sweep's best, and at what cost?
+
+    The sweep is the one made by hand (`hand`: its number of configs; 0: it was not measured) and the winner's own line
+    of splits. `ratio` is winner ÷ best of both, measured side by side after they had named the best; `noise` the winner
+    against itself in the same rounds.
     """
 
     split: int
-    best_split: int
+    best: str
     ratio: float
     noise: float
+    hand: int
     cost: Cost | None
 
     @property
@@ -76,70 +79,64 @@ class Claim:
 
     @property
     def sentence(self) -> str:
-        how = "is" if self.as_fast else "is NOT"
+        swept = f"a sweep of {self.hand} configs and of its own splits" if self.hand else "its own splits"
         said = (
-            f"The tuner's split {self.split} {how} within {self.band:.1%} of the sweep's best, {self.best_split}: "
-            f"measured side by side it takes {self.ratio:.3f} × its time."
+            f"The tuner's winner (split {self.split}) {'is' if self.as_fast else 'is NOT'} within {self.band:.1%} of the best of "
+            f"{swept}, {self.best}: measured side by side it takes {self.ratio:.3f} × its time."
         )
         if self.cost is None:
             return f"{said} What finding it cost is not known: no winner of this problem is stored."
         c = self.cost
-        bases = (
-            (c.on_line, c.line, "splits of this build and launch"),
-            (
-                c.measured,
-                c.tried,
-                f"configs that sweeping every launch value of its {c.tried_builds} builds takes",
-            ),
-            (c.measured, c.space, "feasible configs"),
+        told = (
+            f"It was config {c.found_after} of {c.measured} that the tuner measured, from {c.builds} builds"
         )
-        told = "; ".join(
-            f"{done} of {of} {what} ({done / of:.1%}, {'at most' if done <= QUARTER * of else 'MORE than'} a quarter)"
-            for done, of, what in bases
+        if self.hand:
+            told += (
+                f": {c.found_after / self.hand:.1%} of that sweep until it was found ({self._judged(c.found_after)}), "
+                f"{c.measured / self.hand:.1%} in all ({self._judged(c.measured)})"
+            )
+        return (
+            f"{said} {told}. Of the sweep it had measured {c.in_sweep} configs, of its own {c.line} splits {c.on_line}, of "
+            f"{c.space} feasible configs {c.measured / c.space:.2%}."
         )
-        return f"{said} It had measured {told}."
+
+    def _judged(self, count: int) -> str:
+        return f"{'at most' if count <= QUARTER * self.hand else 'MORE than'} a quarter"
 
     def object(self) -> dict[str, Any]:
-        cost = None
-        if self.cost is not None:
-            c = self.cost
-            cost = {
-                "measured": c.measured,
-                "measured_on_line": c.on_line,
-                "line": c.line,
-                "tried_builds": c.tried_builds,
-                "every_launch_of_tried_builds": c.tried,
-                "space": c.space,
-                "at_most_a_quarter_of": {
-                    "line": c.on_line <= QUARTER * c.line,
-                    "every_launch_of_tried_builds": c.measured <= QUARTER * c.tried,
-                    "space": c.measured <= QUARTER * c.space,
-                },
+        cost = None if self.cost is None else dict(vars(self.cost))
+        if cost is not None and self.cost is not None and self.hand:
+            cost["at_most_a_quarter_of_the_sweep"] = {
+                "until_found": self.cost.found_after <= QUARTER * self.hand,
+                "in_all": self.cost.measured <= QUARTER * self.hand,
             }
         return {
             "split": self.split,
-            "best_split": self.best_split,
+            "best": self.best,
             "winner_over_best": round(self.ratio, 4),
             "noise": round(self.noise, 4),
             "band": round(self.band, 4),
             "within_band": self.as_fast,
+            "sweep": self.hand,
             "cost": cost,
             "sentence": self.sentence,
         }
 
 
-def claim(split: int, rounds: Mapping[str, Rounds], cost: Cost | None) -> Claim:
-    """Of the last rounds, which hold the winner twice and the fastest of the sweep. The winner's own split is one of
-    them where the sweep found none faster; then it is compared with itself, as it was measured for the sweep.
+def claim(split: int, rounds: Mapping[str, Rounds], cost: Cost | None, hand: Sequence[object] = ()) -> Claim:
+    """Of the last rounds, which hold the winner twice and the fastest that were swept. The winner itself is one of them
+    where none was faster; then it is compared with itself, as it was measured for the sweep.
     """
     by_round = {name: [statistics.median(one) for one in launches] for name, launches in rounds.items()}
-    swept = [name for name in by_round if name.startswith("split ")]
+    swept = [name for name in by_round if name.startswith(("split ", "hand "))]
     best = min(swept, key=lambda name: (statistics.median(by_round[name]), name))
+    kind, _, number = best.partition(" ")
     return Claim(
         split,
-        int(best.removeprefix("split ")),
+        best if kind == "split" else str(hand[int(number)]),
         paired_ratio(by_round[WINNER], by_round[best]),
         measured_noise(by_round[WINNER], by_round[AGAIN]),
+        len(hand),
         cost,
     )
 
@@ -150,7 +147,7 @@ class Judged:
 
     split: int
     median_us: Mapping[str, float]
-    claim: Claim
+    claim: Claim | None = None  # where the sweeps were measured
 
     @property
     def fused_us(self) -> float:
@@ -177,12 +174,12 @@ class Judged:
     @property
     def attribution(self) -> Attribution:
         comm = self.comm
-        least = min(comm, key=lambda split: (comm[split], split))
+        least = min(comm, key=lambda split: (comm[split], split), default=None)
         return Attribution(
             self.fused_us,
             self.median_us[COMP],
             comm.get(self.split),
-            comm[least],
+            None if least is None else comm[least],
             least,
             self.median_us[self.serial],
             self.median_us[self.alone],
@@ -208,16 +205,25 @@ class Judged:
             "overlap_at_least": rounded(parts.overlap_at_least),
             "exposed_us": rounded(parts.exposed_us),
             "sweep_us": {str(split): round(us, 2) for split, us in self.sweep.items()},
-            "claim": self.claim.object(),
-            "median_us": {name: round(us, 2) for name, us in self.median_us.items()},
+            "claim": None if self.claim is None else self.claim.object(),
+            "median_us": {
+                name: round(us, 2)
+                for name, us in self.median_us.items()
+                if not name.startswith(("hand ", "split "))
+            },
         }
 
 
-def judge(split: int, rounds: Mapping[str, Rounds], last: Mapping[str, Rounds], cost: Cost | None) -> Judged:
-    """`rounds` of everything, and the `last` rounds of the winner and the fastest of the sweep."""
-    return Judged(
-        split, {name: median_us(launches) for name, launches in rounds.items()}, claim(split, last, cost)
-    )
+def judge(
+    split: int,
+    rounds: Mapping[str, Rounds],
+    last: Mapping[str, Rounds],
+    cost: Cost | None,
+    hand: Sequence[object] = (),
+) -> Judged:
+    """`rounds` of everything, and the `last` rounds of the winner and the fastest that were swept ({}: nothing was)."""
+    medians = {name: median_us(launches) for name, launches in rounds.items()}
+    return Judged(split, medians, claim(split, last, cost, hand) if last else None)
 
 
 def rounded(value: float | None) -> float | None:

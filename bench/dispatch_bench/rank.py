@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from dispatch_bench import judged
+from dispatch_bench.hand_rank import HandSweep
 from dispatch_bench.judged import Rounds
 from dispatch_bench.libraries import Libraries, OwnGemm, captured, eager
 from tktune.core.config import Config
@@ -35,11 +36,13 @@ from tktune.families.cuda.symmetric import MemfdExchange
 from tktune.families.dispatch_gemm.launch_cuda import CudaDispatchWorkbench
 from tktune.families.dispatch_gemm.plan_cuda import Plan
 from tktune.gang.rank import die_with
+from tktune.search.attribution import SPLIT
 
 WARMUP = 1
 SWEPT_AGAIN = 3  # the fastest of the sweep, beside the winner, in the last rounds
 AGREE_S = 90.0  # the other rank may still be checking
 SEED = 0
+PIECE_BYTES = 1000  # what ranks exchange at once
 
 Timed = Callable[[int], list[float]]  # launches → microseconds
 
@@ -62,8 +65,11 @@ class BenchRank:
         os.pwrite(self._doing_fd, what.encode()[:200].ljust(200), 0)
 
     def agreed(self, mine: Any) -> list[Any]:
-        """What each rank says, in rank order. Raises `GangError` when one does not."""
-        return [json.loads(said) for said in self._agree(json.dumps(mine).encode())]
+        """What each rank says, in rank order, however long it is. Raises `GangError` when one does not."""
+        text = json.dumps(mine).encode()
+        most = max(int(said) for said in self._agree(str(len(text)).encode()))
+        pieces = [self._agree(text[at : at + PIECE_BYTES]) for at in range(0, most, PIECE_BYTES)]
+        return [json.loads(b"".join(said)) for said in zip(*pieces, strict=True)]
 
     def numbers(self) -> int:
         """The first of a block of sequence numbers; the same on every rank."""
@@ -101,14 +107,17 @@ class BenchRank:
             bench.close()
 
     def case(self, bench: CudaDispatchWorkbench, case: dict[str, Any]) -> None:
-        """One routing, in every launch mode."""
+        """One routing, in every launch mode; the sweeps in the first of them."""
         problem = bench.problem = Problem(**case["problem"])
-        plan = bench._prepare(problem.routing, SEED)
-        libraries = Libraries(problem, bench._weights, plan)
+        with self.clock("prepare") as took:
+            plan = bench._prepare(problem.routing, SEED)
+            libraries = Libraries(problem, bench._weights, plan)
         found: dict[str, Any] = {"case": case["number"], "real_rows": plan.case.real_rows, "modes": {}}
-        found["padded_rows"] = plan.case.rows
+        found |= {"padded_rows": plan.case.rows, "seconds": took}
         self.doing(f"checked the launches of {problem}")
-        found["wrong"] = self.check(bench, case, libraries)
+        swept = HandSweep(self, bench, case)
+        with self.clock("check", took):
+            found["wrong"] = self.check(bench, case, libraries) | swept.check(SEED)
         self.found.append(found)
         wrong = {name for said in self.agreed(sorted(found["wrong"])) for name in said}
         if judged.WINNER in wrong or judged.DEFAULT in wrong:
@@ -118,7 +127,21 @@ class BenchRank:
             bench.seat = dataclasses.replace(
                 bench.seat, policy=dataclasses.replace(self.policy, launch_mode=mode, warmup=WARMUP)
             )
-            self.mode(bench, case, plan, libraries, wrong, mode, found)
+            extra: dict[str, Timed] = {}
+            if case["hand"] and not found["modes"]:
+                with self.clock("sweep", took):
+                    found["hand_us"], names = swept.fastest(wrong)
+                extra = swept.runs(names)
+            with self.clock(mode, took):
+                self.mode(bench, case, plan, libraries, wrong, mode, found, extra)
+        self.say(f"{problem}: {', '.join(f'{what} {s:.1f} s' for what, s in took.items())}")
+
+    @contextlib.contextmanager
+    def clock(self, what: str, took: dict[str, float] | None = None) -> Iterator[dict[str, float]]:
+        """Add the seconds that passed to `took`."""
+        took, begin = {} if took is None else took, time.monotonic()
+        yield took
+        took[what] = round(time.monotonic() - begin, 2)
 
     def mode(
         self,
@@ -129,24 +152,23 @@ class BenchRank:
         wrong: set[str],
         mode: str,
         found: dict[str, Any],
+        extra: dict[str, Timed],
     ) -> None:
-        begin = time.monotonic()
+        sweeps = not found["modes"]
         with contextlib.ExitStack() as life:
-            runs = self.own_runs(bench, case) | self.library_runs(bench, case, plan, libraries, mode, life)
+            runs = self.own_runs(bench, case, sweeps) | extra
+            runs |= self.library_runs(bench, case, plan, libraries, mode, life)
             runs = {name: run for name, run in runs.items() if name not in wrong}
             where = f"{bench.problem}, {mode}"
             rounds = self.interleave(runs, self.words["rounds"], where)
-            splits = [name for name in runs if name.startswith("split ")]
-            best = self.fastest(rounds, splits)
-            last = self.interleave(
-                {name: runs[name] for name in (judged.WINNER, judged.AGAIN, *best)},
-                self.words["rounds"],
-                where,
-            )
+            last: dict[str, Rounds] = {}
+            if sweeps:
+                swept = [name for name in runs if name.startswith(("split ", "hand "))]
+                again = (judged.WINNER, judged.AGAIN, *self.fastest(rounds, swept))
+                last = self.interleave({name: runs[name] for name in again}, self.words["rounds"], where)
         self.doing(f"checked the winner of {bench.problem} again")
-        again = self.gate(bench, case["winner"], bench.problem.routing, SEED + 1)
-        found["modes"][mode] = {"rounds": rounds, "last": last, "wrong_after": again}
-        self.say(f"{where}: {len(runs)} launches in {time.monotonic() - begin:.1f} s")
+        wrong_after = self.gate(bench, case["winner"], bench.problem.routing, SEED)
+        found["modes"][mode] = {"rounds": rounds, "last": last, "wrong_after": wrong_after}
 
     def fastest(self, rounds: dict[str, Rounds], names: list[str]) -> list[str]:
         """The same names on every rank: by the slowest rank's median."""
@@ -168,7 +190,7 @@ class BenchRank:
 
     # Our own launches.
 
-    def own_runs(self, bench: CudaDispatchWorkbench, case: dict[str, Any]) -> dict[str, Timed]:
+    def own_runs(self, bench: CudaDispatchWorkbench, case: dict[str, Any], sweeps: bool) -> dict[str, Timed]:
         winner, default = case["winner"], case["default"]
         runs = {
             judged.WINNER: self.own(bench, winner, "fused"),
@@ -176,25 +198,27 @@ class BenchRank:
             judged.DEFAULT: self.own(bench, default, "fused"),
             judged.COMP: self.own(bench, winner, "comp"),
         }
-        for split in case["splits"]:
-            runs[judged.split_name(split)] = self.own(bench, winner, "fused", split)
-            runs[judged.comm_name(split)] = self.own(bench, winner, "comm", split)
+        at = self.config(winner).number(SPLIT)
+        for split in case["splits"] if sweeps else [at]:
+            if sweeps:
+                runs[judged.split_name(split)] = self.own(bench, winner, "fused", self.config(winner, split))
+            runs[judged.comm_name(split)] = self.own(bench, winner, "comm", self.config(winner, split))
         return runs
 
     def own(
-        self, bench: CudaDispatchWorkbench, what: dict[str, Any], mode: str, split: int | None = None
+        self, bench: CudaDispatchWorkbench, what: dict[str, Any], mode: str, config: Config | None = None
     ) -> Timed:
-        config = self.config(what, split)
+        chosen = self.config(what) if config is None else config
 
         def run(launches: int) -> list[float]:
             self.load(bench, what)
-            return bench.time(config, mode, SEED, launches, self.numbers())
+            return bench.time(chosen, mode, SEED, launches, self.numbers())
 
         return run
 
     def config(self, what: dict[str, Any], split: int | None = None) -> Config:
         config = Config(what["config"])
-        return config if split is None else config.replace(num_comm_sms=split)
+        return config if split is None else config.replace(**{SPLIT: split})
 
     def load(self, bench: CudaDispatchWorkbench, what: dict[str, Any]) -> None:
         bench.load(Path(what["artifact"]), what["sha256"], Config(what["part"]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import beside
+
 from tktune.core.config import Config
 from tktune.core.device import DeviceClass
 from tktune.core.problem import Problem
@@ -59,10 +61,12 @@ def problem_of(shape: str, layout: str) -> Problem:
     return Problem("dispatch_gemm", **fields, world=2, weight_layout=layout)
 
 
-def configs_of(problem: Problem, device: DeviceClass) -> dict[str, Config]:
-    """Each variant's default launch, without those that the space refuses for this problem."""
+def configs_of(problem: Problem, device: DeviceClass, chosen: str) -> dict[str, Config]:
+    """Each variant's default launch in the set `chosen`, without those that the space refuses for this problem."""
     space = family("dispatch_gemm").space(problem, device)
     named = VARIANTS if device.arch == "sm_90a" else REHEARSED
+    if chosen == "beside":
+        named = beside.VARIANTS
     made = {name: space.default.replace(**changes) for name, changes in named.items()}
     return {name: config for name, config in made.items() if not space.broken(config)}
 

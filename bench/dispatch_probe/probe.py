@@ -38,13 +38,13 @@ GRACE_S = 90.0  # beyond --seconds before the ranks are killed
 FAREWELL_S = 20.0  # that one rank has when the other has failed
 
 
-def build(spec: Any, folder: Path) -> dict[str, Any]:
+def build(spec: Any, folder: Path, source: Path) -> dict[str, Any]:
     nvcc = detect("nvcc", spec.arch)
-    cubin = folder / (re.sub(r"\W", "_", spec.name) + ".cubin")
+    cubin = folder / (re.sub(r"\W", "_", f"{spec.name} {source}") + ".cubin")
     command = [str(nvcc.path), "-cubin", "-std=c++20", "-lineinfo", *nvcc.flags, "-Xptxas", "-v"]
     command += [f"-D{name}={value}" for name, value in spec.defines.items()]
     begin = time.monotonic()
-    done = subprocess.run([*command, str(spec.source), "-o", str(cubin)], capture_output=True, text=True)
+    done = subprocess.run([*command, str(source), "-o", str(cubin)], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"BUILD FAILED {spec.name}\n{done.stderr[-1500:]}")
     spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill", done.stderr))
@@ -57,17 +57,27 @@ def build(spec: Any, folder: Path) -> dict[str, Any]:
     }
 
 
-def build_all(work: list[tuple[str, Any]], layout: str, folder: Path) -> dict[str, Any]:
+def build_all(work: list[tuple[str, Any]], arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     bench = family("dispatch_gemm")
     wanted: dict[str, tuple[Any, Any]] = {}
     for shape, device in work:
-        problem = problem_of(shape, layout)
+        problem = problem_of(shape, arguments.layout)
         space = bench.space(problem, device)
-        for name, config in configs_of(problem, device).items():
+        for name, config in configs_of(problem, device, arguments.set).items():
+            if name.startswith("old") and not arguments.old:
+                continue
             part = space.build_part(config)
             wanted[f"{name} {device.arch}"] = (part, bench.build_spec(part, problem, device))
     with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
-        built = list(pool.map(lambda one: build(one[1], folder), wanted.values()))
+        jobs = [
+            (
+                spec,
+                folder,
+                arguments.old / "kernels/dispatch_gemm.cu" if key.startswith("old") else spec.source,
+            )
+            for key, (_, spec) in wanted.items()
+        ]
+        built = list(pool.map(lambda job: build(*job), jobs))
     return {
         key: {**made, "part": dict(part)}
         for (key, (part, _)), made in zip(wanted.items(), built, strict=True)
@@ -115,6 +125,31 @@ def table(joined: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def ranking(joined: dict[str, Any], most: int = 16) -> str:
+    """For the set `beside`: the finalists, then the fastest of the sweep."""
+    lines = []
+    for shape, result in joined.items():
+        t = result["median_us"]
+        if "serial" not in t:
+            lines.append(f"{shape}: {result['verdicts']}")
+            continue
+        serial = t.get("final serial", t["serial"])
+        comp = {key[5:]: round(time) for key, time in t.items() if key.startswith("comp|")}
+        final_comp = [time for key, time in t.items() if key.startswith("final comp|")]
+        lines.append(
+            f"{shape}: serial {serial:.0f}, torch {t['peer']:.0f}, alone {comp}, at the end {final_comp}"
+        )
+        lines += [
+            f"  {key} {time:.0f}"
+            for key, time in t.items()
+            if key.startswith(("comm|", "ungated|", "final ungated|"))
+        ]
+        for prefix in ("final fused|", "fused|"):
+            found = sorted((time, key) for key, time in t.items() if key.startswith(prefix))
+            lines += [f"  {time:6.1f} ({serial / time:.3f}) {key}" for time, key in found[:most]]
+    return "\n".join(lines)
+
+
 def form_lines(
     form: str,
     fused: dict[str, float],
@@ -158,6 +193,8 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=400.0)
+    parser.add_argument("--set", default="split", choices=("split", "beside"), help="plan.py, or beside.py")
+    parser.add_argument("--old", type=Path, help="csrc/ of before, for variants named old")
     parser.add_argument("--rehearse", action="store_true", help="also the sm_120a class on mma.sync")
     parser.add_argument("--check-only", action="store_true")
     arguments = parser.parse_args()
@@ -170,7 +207,7 @@ def main() -> None:
     if arguments.rehearse:
         work += [(shape, REHEARSAL) for shape in arguments.shapes.split(",")]
     folder = Path(tempfile.mkdtemp())
-    built = build_all(work, arguments.layout, folder)
+    built = build_all(work, arguments, folder)
     print(f"built {len(built)}, slowest {max(b['seconds'] for b in built.values())} s", flush=True)
 
     page = ControlPage.create(2)
@@ -181,6 +218,7 @@ def main() -> None:
         "work": [(shape, dataclasses.asdict(device)) for shape, device in work],
         "built": built,
         "layout": arguments.layout,
+        "set": arguments.set,
         "splits": [int(c) for c in arguments.splits.split(",")],
         "iterations": arguments.iterations,
         "rounds": arguments.rounds,
@@ -227,7 +265,7 @@ def main() -> None:
         "policy": "graph launch, L2 flushed, meeting of both ranks before each iteration, slowest rank, medians",
     }
     (arguments.out / "dispatch_probe.json").write_text(json.dumps(facts | {"shapes": joined}, indent=1))
-    print(table(joined))
+    print(ranking(joined) if arguments.set == "beside" else table(joined))
     sys.exit(max(abs(rank.returncode) for rank in ranks) != 0)
 
 

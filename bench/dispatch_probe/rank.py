@@ -5,6 +5,7 @@ ranks run the same commands in the same order; what they found goes to a file th
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import os
 import statistics
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import beside
 import torch
 import torch.distributed as dist
 from plan import LAUNCHES, configs_of, form_of, launches_of, problem_of
@@ -20,6 +22,7 @@ from plan import LAUNCHES, configs_of, form_of, launches_of, problem_of
 from tktune.core.config import Config
 from tktune.core.device import DeviceClass
 from tktune.core.policy import Policy
+from tktune.core.problem import Problem
 from tktune.families.base import RankSeat
 from tktune.families.control_page import ControlPage
 from tktune.families.dispatch_gemm.launch_cuda import CudaDispatchWorkbench
@@ -59,29 +62,84 @@ class Probe:
         found: dict[str, Any] = {"times": {}, "verdicts": {}}
         self.found[f"{shape} {device.arch}"] = found
         right: dict[str, Config] = {}
-        for name, config in configs_of(problem, device).items():
+        for name, config in configs_of(problem, device, words["set"]).items():
+            if f"{name} {device.arch}" not in words["built"]:
+                continue
             built = words["built"][f"{name} {device.arch}"]
             part = Config(built["part"])
             bench.load(Path(built["path"]), built["sha256"], part)
             wrong = ""
-            for launch in LAUNCHES[form_of(name)][:3]:
-                for routing, seed in GATES:
-                    verdict = bench.gate(config.replace(**launch), routing, seed, self.numbers())
-                    if not verdict.passed and not wrong:
-                        wrong = f"{launch} {routing}: {verdict.sentence} ({verdict.worst_error:.3g})"
+            for launch, (routing, seed) in self.gates(name, shape, problem):
+                verdict = bench.gate(config.replace(**launch), routing, seed, self.numbers())
+                if not verdict.passed and not wrong:
+                    wrong = f"{launch} {routing}: {verdict.sentence} ({verdict.worst_error:.3g})"
             found["verdicts"][name] = wrong or "right"
             if self.all_agree(not wrong):
                 right[name] = config
             elif self.rank == 0 or wrong:
                 print(f"WRONG rank {self.rank} {shape} {name}: {wrong or 'on the other rank'}", flush=True)
         self.say(f"{shape} {device.arch}: {len(right)} variants right after {time.monotonic() - begin:.1f} s")
-        if words["check_only"] or not right:
+        if words["check_only"] or not right or (words["set"] == "beside" and shape == "small"):
             bench.close()
             return
-        self.sweep(bench, right, found)
+        if words["set"] == "beside":
+            self.compare(bench, right, found, shape)
+        else:
+            self.sweep(bench, right, found)
         bench.close()
         del bench
         torch.cuda.empty_cache()
+
+    def gates(self, name: str, shape: str, problem: Problem) -> list[tuple[dict[str, Any], tuple[str, int]]]:
+        if self.words["set"] == "beside":
+            routings = GATES if shape == "small" else GATES[:1]
+            return list(itertools.product(beside.gated(name, shape, problem), routings))
+        return list(itertools.product(LAUNCHES[form_of(name)][:3], GATES))
+
+    def compare(
+        self, bench: CudaDispatchWorkbench, right: dict[str, Config], found: dict[str, Any], shape: str
+    ) -> None:
+        """Every launch of the set `beside` a few times; then the fastest of each kind in interleaved rounds."""
+        times: dict[str, list[float]] = found["times"]
+
+        def run(key: str, name: str, mode: str, words: dict[str, Any], count: int) -> None:
+            built = self.words["built"][f"{name} {bench.seat.device.arch}"]
+            bench.load(Path(built["path"]), built["sha256"], Config(built["part"]))
+            measured = bench.time(right[name].replace(**words), mode, 0, count, self.numbers())
+            times.setdefault(key, []).extend(measured)
+
+        iterations = self.words["iterations"]
+        some = next(iter(right))
+        self.serial(bench, times, iterations)
+        run("peer", some, "peer", {}, iterations)
+        for name in right:
+            run(f"comp|{name}", name, "comp", {}, iterations)
+            for mode, launch in beside.parts(name, shape):
+                run(f"{mode}|{name}|{_key(launch)}", name, mode, launch, iterations)
+        candidates = [(n, w) for n in right for w in beside.launches(n, shape, bench.problem)]
+        for name, launch in candidates:
+            if not self.time_left():
+                self.say("out of time: the sweep is cut short")
+                break
+            run(f"fused|{name}|{_key(launch)}", name, "fused", launch, iterations)
+        ranked = self.by_slowest_rank(times, "fused|", "gathered")
+        kinds = {"old": 1, "blocks": 2, "beside": 6}
+        finalists = []
+        for key in ranked:
+            kind = "old" if key.startswith("fused|old") else "beside" if '"beside"' in key else "blocks"
+            kinds[kind] -= 1
+            if kinds[kind] >= 0:
+                finalists.append(key)
+        found["finalists"] = finalists
+        alone = self.by_slowest_rank(times, "comp|", "gathered")[0]
+        ungated = [key for key in times if key.startswith("ungated|")][:1]
+        for _ in range(self.words["rounds"]):
+            for key in [*finalists, *ungated]:
+                mode, name, text = key.split("|")
+                run(f"final {key}", name, mode, json.loads(text), 5)
+            run(f"final {alone}", alone.split("|")[1], "comp", {}, 5)
+            run("final peer", some, "peer", {}, 5)
+            self.serial(bench, times, 5, "final ")
 
     def sweep(self, bench: CudaDispatchWorkbench, right: dict[str, Config], found: dict[str, Any]) -> None:
         times: dict[str, list[float]] = found["times"]

@@ -5,10 +5,11 @@
 
 namespace tkt {
 
-// Words of `queue`, zero between launches: the next job, the next token to reduce, blocks that have left, and how many
-// rows were pushed to each rank.
+// Words of `queue`, zero between launches: the next job, the next run of a token to reduce, blocks that have left, and
+// how many rows of each run of columns were pushed to each rank.
+constexpr int kMostCombineGroups = 4;
 constexpr int kNextJob = 0, kNextToken = 1, kCombineBlocksDone = 2, kPushed = 4;
-constexpr int kCombineQueueWords = kPushed + TKT_MAX_WORLD;
+constexpr int kCombineQueueWords = kPushed + TKT_MAX_WORLD * kMostCombineGroups;
 
 // Words of `plan`: pad blocks, and jobs in the list. On the device, so that a captured launch serves whatever routing
 // its tables hold when it is replayed.
@@ -35,9 +36,10 @@ struct combine_globals {
     const int32_t* owners;          // (tokens, top_k): the rank that holds each row; pull only
     const float* topk_weights;      // (WORLD · tokens, top_k)
     const int32_t* push_expected;   // (WORLD): pull tokens of each rank
+    const int32_t* recv_from;       // (WORLD): partial rows that each rank owes
     const int32_t* final_contrib;   // (tokens, WORLD): whether that rank owes a partial row of the own token
     bf16* y;                        // (tokens, N)
-    int32_t* finished;              // (blocks · G): tiles that have landed, zero between launches
+    int32_t* finished;              // (blocks · G), then (G): tiles and pad blocks that have landed, zero between launches
     int32_t* queue;                 // kCombineQueueWords
     const uint64_t* sequence;       // of the last meeting: greater with every launch, the same on all ranks
     int32_t roles;                  // bits of tkt_roles (csrc/abi.h)
@@ -52,12 +54,20 @@ struct combine_globals {
     int32_t sum_warps;              // warps of a block that sum, at most those that multiply
     pgl<gl<bf16>, WORLD> rows;      // each rank's expert rows, (capacity, N)
     pgl<gl<bf16>, WORLD> staging;   // on each rank, (WORLD · tokens, N): plane d is written by rank d only
-    uint64_t* watermarks[WORLD];    // on each rank, (WORLD): rank d, and nobody else, says that its plane is whole
-    uint64_t* landed[WORLD];        // on each rank, (WORLD, landed_stride): block · G + group of rank d has landed
+    // On each rank, (WORLD, kMostCombineGroups): rank d, and nobody else, says that its plane's run of columns is whole.
+    uint64_t* watermarks[WORLD];
+    // On each rank, (WORLD, landed_stride): block · G + group of rank d has landed; last, all blocks of a group have.
+    uint64_t* landed[WORLD];
+    TKT_DEVICE uint64_t* landed_word(int on, int owner, int pad_block, int group) const {
+        return landed[on] + static_cast<int64_t>(owner) * landed_stride + pad_block * groups + group;
+    }
+    TKT_DEVICE uint64_t* whole_word(int on, int owner, int group) const {
+        return landed[on] + static_cast<int64_t>(owner + 1) * landed_stride - kMostCombineGroups + group;
+    }
 };
 
 struct combine_globals_layout {
-    static constexpr int kPlan = 640, kQueue = 736, kRoles = 752, kLandedStride = 784, kRows = 792;
+    static constexpr int kPlan = 640, kQueue = 744, kRoles = 760, kLandedStride = 792, kRows = 800;
 };
 
 // Row slots overlay the GEMM's stages and output slots, never its semaphores.

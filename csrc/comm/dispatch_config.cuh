@@ -8,8 +8,8 @@ namespace tkt {
 // Bits of `roles`; the values are those of tkt_roles (csrc/abi.h).
 constexpr int32_t kCommunicate = TKT_COMMUNICATE, kCompute = TKT_COMPUTE, kGated = TKT_GATED;
 
-// Words of `queue`: the next wave of rows, blocks that have left, one spare.
-constexpr int kNextWave = 0, kBlocksDone = 1;
+// Words of `queue`: the next wave of rows, blocks that have left, the next wave to push.
+constexpr int kNextWave = 0, kBlocksDone = 1, kNextPush = 2;
 
 // Words of `plan`: padded rows, pad blocks, tokens wanted here. On the device, so that a captured launch serves
 // whatever routing its tables hold when it is replayed.
@@ -42,15 +42,25 @@ struct dispatch_globals {
     int32_t top_k;
     int32_t wave;                 // rows or tokens a warp draws at once, at most 32
     int32_t opening;              // waves that each warp of a compute block brings before its first task
-    int32_t warp_slots;           // row slots of a warp, at most 32
+    int32_t warp_slots;           // slots of a warp of a communicating block, each for a piece of a row
     int32_t comm_warps;           // warps of a block that communicate
-    int32_t pending;              // rows whose stores may still be under way when a warp goes on, below warp_slots
+    int32_t pending;              // stores of pieces that may be under way when a warp goes on; slots + pending <= 32
+    int32_t unread;               // of those, that may not have read their slot yet, below warp_slots
+    int32_t pieces;               // a row moves in so many, a power of two
+    int32_t beside;               // warps of a compute block that bring rows while the others compute, where the
+                                  // build has some to spare; their slots lie behind the GEMM's shared memory:
+    int32_t beside_slots, beside_pending, beside_unread, beside_pieces;
+    int32_t openers;              // warps of a compute block that bring rows until its first tile can begin; 0: all,
+                                  // `opening` waves
     int32_t unused;
     pgl<gl<bf16>, WORLD> tokens;  // each rank's token rows, (tokens, K)
 };
 
+// Semaphores of the warps beside, before their slots.
+constexpr int kBesideReserveBytes = 256;
+
 struct dispatch_globals_layout {
-    static constexpr int kGathered = 640, kPlan = 648, kQueue = 696, kRoles = 704, kPending = 736, kTokens = 744;
+    static constexpr int kGathered = 640, kPlan = 648, kQueue = 696, kRoles = 704, kPending = 736, kTokens = 776;
 };
 
 }  // namespace tkt

@@ -11,6 +11,7 @@ namespace tkt {
 struct plan_builder {
     static constexpr uint32_t kAll = 0xffffffffu;
     static constexpr int kAtOnce = 4;  // loads under way of a thread: none may move over the stores that follow
+    static constexpr int kWrong = -2;  // among ids that travel
 
     const plan_globals& G;
     const int warp;                          // asked for once: all lanes of a warp must ask together
@@ -61,8 +62,9 @@ struct plan_builder {
         return G.id_bytes == 8 ? static_cast<const int64_t*>(G.ids)[at] : static_cast<const int32_t*>(G.ids)[at];
     }
 
-    // Gives this block's tokens to every rank; -1 stands for what is no expert or named twice. Two plans ago everybody
-    // had read this half of the buffer: the last plan's ids came from ranks that were done with the one before.
+    // Gives this block's tokens to every rank; -1 is no expert, as the caller says it of tokens that are not there, and
+    // kWrong what is none or named twice. Two plans ago everybody had read this half of the buffer: the last plan's ids
+    // came from ranks that were done with the one before.
     TKT_DEVICE void push(uint64_t sequence) const {
         const int from = min(static_cast<int>(blockIdx.x) * block_words * kWarpThreads, G.tokens) * G.top_k;
         const int to = min(static_cast<int>(blockIdx.x + 1) * block_words * kWarpThreads, G.tokens) * G.top_k;
@@ -75,12 +77,13 @@ struct plan_builder {
             for (int i = 0; i < kAtOnce; ++i) {
                 const int at = begin + i * kPlanThreads;
                 if (at >= to) break;
-                bool right = some[i] >= 0 && some[i] < G.experts;
+                bool right = some[i] >= -1 && some[i] < G.experts;
 #pragma unroll 1
-                for (int other = at - at % G.top_k; other < at; ++other) right = right && given(other) != some[i];
+                for (int other = at - at % G.top_k; other < at; ++other)
+                    right = right && (given(other) != some[i] || some[i] == -1);
 #pragma unroll 1
                 for (int rank = 0; rank < G.world; ++rank)
-                    ids(source_of(rank), sequence, me)[at] = right ? static_cast<int32_t>(some[i]) : -1;
+                    ids(source_of(rank), sequence, me)[at] = right ? static_cast<int32_t>(some[i]) : kWrong;
             }
         }
         __threadfence_system();
@@ -113,7 +116,7 @@ struct plan_builder {
                 for (int i = 0; i < kAtOnce; ++i) {
                     if (begin + i >= G.top_k) break;
                     const int expert = some[i] - first;
-                    right = right && some[i] >= 0;
+                    right = right && some[i] != kWrong;
                     each(begin + i, some[i] >= 0 && expert >= 0 && expert < local ? expert : -1);
                 }
             }

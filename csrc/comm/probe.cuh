@@ -18,19 +18,28 @@ struct echo_globals {
     int32_t opens;         // one of the two announces first
 };
 
-// 16 bytes a thread at a time, UNROLL of them in flight.
+// 16 bytes a thread at a time, UNROLL of them in flight at any time: a thread asks for its next piece as soon as it has
+// stored one. (Asking for UNROLL and storing UNROLL in turn leaves the link empty for half of each trip.)
 template <int UNROLL>
 TKT_DEVICE void probe_plain(const probe_globals& G) {
     const uint4* const from = reinterpret_cast<const uint4*>(G.from);
     uint4* const to = reinterpret_cast<uint4*>(G.to);
     const int step = gridDim.x * kProbeThreads;
     int piece = blockIdx.x * kProbeThreads + threadIdx.x;
-    for (; piece + (UNROLL - 1) * step < G.items; piece += UNROLL * step) {
+    if (piece + (UNROLL - 1) * step < G.items) {
         uint4 held[UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) held[u] = from[(piece + u * step) & G.from_mask];
+        for (; piece + (2 * UNROLL - 1) * step < G.items; piece += UNROLL * step) {
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                to[(piece + u * step) & G.to_mask] = held[u];
+                held[u] = from[(piece + (UNROLL + u) * step) & G.from_mask];
+            }
+        }
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) to[(piece + u * step) & G.to_mask] = held[u];
+        piece += UNROLL * step;
     }
     for (; piece < G.items; piece += step) to[piece & G.to_mask] = from[piece & G.from_mask];
 }

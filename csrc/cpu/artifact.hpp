@@ -5,10 +5,14 @@
 #include "gemm.hpp"
 #include "machine.hpp"
 
+#ifndef TKT_GLU
+#define TKT_GLU 0
+#endif
+
 namespace tkt {
 
 using config = gemm_config<TKT_ROW_BLOCK, TKT_COL_BLOCK, TKT_RED_BLOCK, TKT_STAGES, TKT_CONSUMER_WARPS,
-                           TKT_WEIGHT_LAYOUT>;
+                           TKT_WEIGHT_LAYOUT, static_cast<glu_form>(TKT_GLU)>;
 #ifdef TKT_SHARED
 using shared = TKT_SHARED<config>;
 #else
@@ -29,7 +33,8 @@ constexpr tkt_facts facts = {TKT_ABI_VERSION,         sizeof(tkt_globals),
                              TKT_RED_BLOCK,           TKT_STAGES,
                              TKT_CONSUMER_WARPS,      tkt::config::SMEM_BYTES,
                              tkt::config::NUM_THREADS, TKT_FAMILY,
-                             tkt::MR,                 tkt::NR};
+                             tkt::MR,                 tkt::NR,
+                             TKT_GLU};
 
 const tkt::Program program = {
     tkt::config::NUM_THREADS, sizeof(tkt::shared), [](void* smem) { static_cast<tkt::shared*>(smem)->prepare(); },
@@ -44,7 +49,8 @@ bool fits(const tkt_globals& G, const tkt_machine& machine) {
            G.num_comp_blocks >= 0 && G.num_comm_blocks >= 0 && G.num_comp_blocks + G.num_comm_blocks > 0 &&
            G.weight_layout == TKT_WEIGHT_LAYOUT && G.hidden > 0 && G.hidden % TKT_RED_BLOCK == 0 && G.cols > 0 &&
            G.cols % TKT_COL_BLOCK == 0 && G.pad > 0 && G.pad % TKT_ROW_BLOCK == 0 && G.pad % 8 == 0 &&
-           G.top_k > 0 && G.num_pad_blocks >= 0 && G.dispensers && tkt::shared::fits(G);
+           G.top_k > 0 && G.num_pad_blocks >= 0 && G.dispensers && (TKT_GLU != tkt::GLU_SEPARATE || G.packed) &&
+           tkt::shared::fits(G);
 }
 
 int launch_locked(const tkt_globals& G, const tkt_machine& machine, tkt_result* result) {

@@ -2,14 +2,17 @@
 // communication: `gate` says when a row block may be read, `epilogue` that an output tile has landed.
 #pragma once
 
+#include "glu.hpp"
 #include "tile.hpp"
 #include "wait.hpp"
 
 namespace tkt {
 
-// ROW_BLOCK: rows of a task, a divisor of pad. COL_BLOCK: its columns. RED_BLOCK: depth of one pipeline stage.
-template <int ROWS, int COLS, int RED, int STAGES, int WARPS, int LAYOUT>
+// ROW_BLOCK: rows of a task, a divisor of pad. COL_BLOCK: its columns. RED_BLOCK: depth of one pipeline stage. GLU: what
+// becomes of finished tiles.
+template <int ROWS, int COLS, int RED, int STAGES, int WARPS, int LAYOUT, glu_form FORM = GLU_NONE>
 struct gemm_config {
+    static constexpr glu_form GLU = FORM;
     static constexpr int ROW_BLOCK = ROWS;
     static constexpr int COL_BLOCK = COLS;
     static constexpr int RED_BLOCK = RED;
@@ -93,6 +96,15 @@ struct share {
           count(total / WARPS + (warp < total % WARPS)) {}
 };
 
+// Stores a finished register tile, whose columns begin at `col` of the GEMM's.
+template <typename Config>
+void store_finished(const globals& G, int64_t row, int col, const rt_fl& acc, int rows) {
+    if constexpr (Config::GLU == GLU_FUSED)
+        store_swiglu(G.out + (row * G.cols + col) / 2, G.cols / 2, acc, rows);
+    else
+        store((Config::GLU == GLU_SEPARATE ? G.packed : G.out) + row * G.cols + col, G.cols, acc, rows);
+}
+
 // One consumer's part of a reduction step: a run of the register tiles that hold real rows, panel by panel, so that
 // a half-filled tile is shared as evenly as a full one. Between steps they rest in the consumer's own part of
 // `acc` (its share of a full tile): consumers may be a task apart.
@@ -114,7 +126,7 @@ void multiply(gemm_shared<Config>& smem, const globals& G, const task& now, int 
         if (last) {
             const int64_t row = int64_t(now.row) * Config::ROW_BLOCK + strip * MR;
             const int col = now.col * Config::COL_BLOCK + panel * NR;
-            store(G.out + row * G.cols + col, G.cols, acc, now.rows - strip * MR);
+            store_finished<Config>(G, row, col, acc, now.rows - strip * MR);
         } else {
             store(part, acc);
         }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "config.cuh"
+#include "glu.cuh"
 #include "hooks.cuh"
 
 #ifndef TKT_MAIN_LOOP
@@ -59,6 +60,9 @@
 #ifndef TKT_DRAW
 #define TKT_DRAW 0
 #endif
+#ifndef TKT_GLU
+#define TKT_GLU 0
+#endif
 #ifndef TKT_PRODUCER_REGISTERS
 #define TKT_PRODUCER_REGISTERS (TKT_CONSUMER_WARPS <= 8 ? 40 : 56)
 #endif
@@ -82,7 +86,11 @@ struct build_config {
     static constexpr auto KEEP_ACTIVATIONS = static_cast<tma::keep>(TKT_KEEP_ACTIVATIONS);
     static constexpr auto KEEP_WEIGHTS = static_cast<tma::keep>(TKT_KEEP_WEIGHTS);
     static constexpr auto KEEP_OUTPUTS = static_cast<tma::keep>(TKT_KEEP_OUTPUTS);
+#if TKT_GLU == 1
+    using Finish = swiglu;
+#else
     using Finish = no_finish;
+#endif
 };
 
 }  // namespace tkt

@@ -43,7 +43,6 @@ struct geometry : Config {
     using a_piece = st_bf<kPieceRows, RED_BLOCK>;
     // Blocks of a cluster that share a weight tile fetch one piece each.
     using b_piece = st_bf<kEnk ? COL_BLOCK / CLUSTER : RED_BLOCK, kEnk ? RED_BLOCK : COL_BLOCK / CLUSTER>;
-    using c_piece = st_bf<kPieceRows, kPanelCols>;
     using a_box = st_bf<kPieceRows, a_piece::kWide>;
     using b_box = st_bf<b_piece::rows, b_piece::kWide>;
     static constexpr int kStageBytes = kPieces * a_piece::kBytes + CLUSTER * b_piece::kBytes;
@@ -54,9 +53,15 @@ struct geometry : Config {
     static constexpr int kGroupCols = kPingPong || !kWgmma ? 1 : kWarpgroups / kGroupRows;
     static constexpr int kGroupM = kWgmma ? ROW_BLOCK / kGroupRows : 64;
     static constexpr int kGroupN = kWgmma ? COL_BLOCK / kGroupCols : 64;
-    // Output slots belong to a warpgroup, or in ping-pong, where one warpgroup writes at a time, to all.
+    // A warpgroup's output columns leave in whole panels where they fill them, else in halves of one. Output slots belong
+    // to a warpgroup, or in ping-pong, where one warpgroup writes at a time, to all.
+    static constexpr int kFold = Config::Finish::kFold;
+    static constexpr int kOutN = kGroupN / kFold;
+    static constexpr int kOutCols = kWgmma && kOutN % kPanelCols != 0 ? kPanelCols / 2 : kPanelCols;
     static constexpr int kOutRings = kPingPong ? 1 : kWarpgroups;
-    static constexpr int kSlotBytes = kWgmma ? 64 * kPanelRowBytes : 0;
+    using c_piece = st_bf<kPieceRows, kOutCols>;
+    using out_tile = st_bf<64, kOutCols>;
+    static constexpr int kSlotBytes = kWgmma ? out_tile::kBytes : 0;
 
     // mma.sync: how warps divide a tile.
     static constexpr int kWarpRows = kWgmma ? 1 : ROW_BLOCK / Config::WARP_M;
@@ -109,8 +114,8 @@ struct shared_storage {
     semaphore tile_out;                                            // mma.sync only: all warps have written a tile
     task tasks[geo::kTaskSlots];
 
-    TKT_DEVICE st_bf<64, 64>& out_slot(int slot) {
-        return *reinterpret_cast<st_bf<64, 64>*>(out + slot * geo::kSlotBytes);
+    TKT_DEVICE typename geo::out_tile& out_slot(int slot) {
+        return *reinterpret_cast<typename geo::out_tile*>(out + slot * geo::kSlotBytes);
     }
 
     TKT_DEVICE void init_semaphores() {
@@ -146,9 +151,10 @@ TKT_DEVICE void begin_roles(shared_storage<Config>& smem) {
     if constexpr (Config::CLUSTER > 1) cluster_sync();
 }
 
-// Where an expert's rows are, in walk order. Rows start at a pad boundary; `rows` counts real ones.
+// Where an expert's rows are, in walk order, and which column tiles the walk computes of them: the first × 65536 and how
+// many, or 0 for all. Rows start at a pad boundary; `rows` counts real ones.
 struct expert_rows {
-    int32_t expert, first_row, rows, unused;
+    int32_t expert, first_row, rows, columns;
 };
 
 // The launch arguments; the host mirrors this layout (offsets are asserted below).
@@ -157,7 +163,7 @@ struct gemm_globals {
     using geo = geometry<Config>;
     gl<bf16, typename geo::a_box> activations;  // (capacity, K)
     gl<bf16, typename geo::b_box> weights;      // (E · N, K) or (E · K, N)
-    gl<bf16, typename geo::c_piece> outputs;    // (capacity, N)
+    gl<bf16, typename geo::c_piece> outputs;    // (capacity, N / kFold)
     const expert_rows* walk;                    // (num_experts), longest first where that pays
     int32_t* dispenser;                         // 2 words, zero before the first launch; the launch re-zeroes them
     spin_guard guard;

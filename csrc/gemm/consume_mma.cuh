@@ -148,8 +148,8 @@ struct mma_consumer {
                 accumulator acc;
                 warp::zero(acc);
                 main_loop(G, smem, acc, stage, steps, row, col, between);
-                Config::Finish::apply(acc);
-                warp::store(G.outputs.data, G.outputs.cols, acc, t.row + row, t.col + col);
+                warp::store<WARP_N / geo::kFold, typename Config::Finish>(G.outputs.data, G.outputs.cols, acc, t.row + row,
+                                                                          (t.col + col) / geo::kFold);
             } else {
                 skip_loop(G, smem, stage, steps);
             }

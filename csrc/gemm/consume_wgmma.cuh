@@ -93,7 +93,7 @@ struct wgmma_consumer {
         }
     }
 
-    static constexpr int kPanels = geo::kGroupN / kPanelCols;
+    static constexpr int kPanels = geo::kOutN / geo::kOutCols;
 
     template <int M>
     static TKT_DEVICE void put_out(const globals& G, storage& smem, accumulator (&acc)[kM],
@@ -102,12 +102,11 @@ struct wgmma_consumer {
         const int first_slot = geo::kPingPong ? 0 : warpgroup_index * Config::OUT_SLOTS;
 #pragma unroll
         for (int m = 0; m < M; ++m) {
-            Config::Finish::apply(acc[m]);
 #pragma unroll
-            for (int col = 0; col < geo::kGroupN; col += kPanelCols) {
+            for (int col = 0; col < geo::kOutN; col += geo::kOutCols) {
                 const int at = first_slot + out.index;
                 wait<wait_role::consumer, wait_word::out_free>(smem.out_free[at], out.phase ^ 1, G.guard);
-                warp::store<kPanelCols>(smem.out_slot(at), acc[m], 0, col, warp_row, 0);
+                warp::store<geo::kOutCols, typename Config::Finish>(smem.out_slot(at), acc[m], 0, col, warp_row, 0);
                 fence_async_shared();
                 __syncwarp();
                 if (lane_id() == 0) arrive(smem.out_full[at]);
@@ -204,7 +203,7 @@ struct wgmma_storer {
                 const auto share = consumer::share_of(t.height, group);
                 const int out_ring = group % geo::kOutRings;
                 store_group(G, smem, out[out_ring], out_ring, t.row + 64 * share.first,
-                            t.col + consumer::first_col(group), share.strips);
+                            (t.col + consumer::first_col(group)) / geo::kFold, share.strips);
             }
             if constexpr (geo::kPingPong) turn = turn + 1 == geo::kWarpgroups ? 0 : turn + 1;
             tma::store_async_wait<0>();
@@ -225,7 +224,7 @@ struct wgmma_storer {
             const int strip = piece / consumer::kPanels;
             wait<wait_role::storer, wait_word::out_full>(smem.out_full[at], out.phase, G.guard);
             tma::store_async<Config::KEEP_OUTPUTS>(G.outputs, smem.out_slot(at),
-                             {row + 64 * strip, col + (piece % consumer::kPanels) * kPanelCols});
+                             {row + 64 * strip, col + (piece % consumer::kPanels) * geo::kOutCols});
             tma::commit();
             if (kOverlap && held) {
                 tma::store_async_read_wait<1>();

@@ -1,7 +1,7 @@
 // The empty hooks of a GEMM that runs alone. A fusion replaces them; the GEMM body stays as it is.
 #pragma once
 
-#include "../tile/base.cuh"
+#include "../tile/rt.cuh"
 
 namespace tkt {
 
@@ -14,7 +14,8 @@ struct no_gate {
 
 // Where rows are indexed, the gate also says which row of `activations` a slot is: `look_up` asks, `row_of` reads the
 // answer, so that nothing waits in between; padding gets any row that is there. After the gate's acquire, rows are read
-// by ordinary copies, so no proxy fence is needed. `waits` is false where every row is there from the start.
+// by ordinary copies, so no proxy fence is needed. `waits` is false where every row is there from the start. A gate that
+// has a type `whole_warp` is called by all lanes of one warp, so that each may look at a word of its own.
 struct table_gate {
     const int32_t* rows;  // (capacity); -1 on padding
     using entry = int32_t;
@@ -32,10 +33,10 @@ struct no_epilogue {
     TKT_DEVICE void operator()(int pad_block, int col_block) const {}
 };
 
-// Applied to the fp32 accumulators of a register tile before rounding; never communicates.
-struct no_finish {
-    template <typename Acc>
-    static TKT_DEVICE void apply(Acc& acc) {}
+// Makes of the fp32 accumulators of a register tile what is rounded and stored; never communicates. kFold columns of the
+// accumulators become one of the output (glu.cuh: two); `piece` gives 16 × 8 of those, four values a lane.
+struct no_finish : as_they_are {
+    static constexpr int kFold = 1;
 };
 
 }  // namespace tkt

@@ -201,8 +201,10 @@ struct indexed_loader {
             const int pieces = height / geo::kPieceRows;
             if (gate.waits()) {
                 settle();
-                if (part == 0 && lane_id() == 0)
+                // A gate of many words may want a lane for each of them.
+                if (part == 0 && (requires { typename Gate::whole_warp; } || lane_id() == 0))
                     for (int block = row / G.pad; block * G.pad < row + height; ++block) gate(block);
+                __syncwarp();
                 meeting::sync();
             }
             load_steps(0, steps.look_up, pieces);

@@ -23,7 +23,7 @@ struct task_order {
     int next_task;        // by stride
     int drawn;            // first lane, by dispenser: its answer, counted from the first task that it gives out
     bool dealt;           // the next task is one by stride
-    int expert, first_row, pieces, tasks_through;  // of this lane's expert
+    int run, first_row, pieces, tasks_through;  // of this lane's entry
 
     TKT_DEVICE task_order(const globals& G, int unit, int num_units)
         : G(G), num_units(num_units), next_task(unit), drawn(unit - num_units), dealt(unit < num_units) {
@@ -55,9 +55,16 @@ struct task_order {
         }
     }
 
-    TKT_DEVICE int col_blocks() const { return ceil_div<int>(G.cols, Config::COL_BLOCK); }
+    // An entry of the walk is an expert's rows times a run of columns. In one word, since registers are few: the expert,
+    // the first column tile, and how many.
+    static TKT_DEVICE int run_of(int expert, int columns) {
+        return expert << 22 | columns >> 16 << 11 | (columns & 0xffff);
+    }
+    static TKT_DEVICE int expert_of(int run) { return run >> 22; }
+    static TKT_DEVICE int first_col(int run) { return run >> 11 & 0x7ff; }
+    static TKT_DEVICE int col_blocks(int run) { return run & 0x7ff; }
     // Tasks of a row tile whose columns go to the blocks of a cluster in twos.
-    TKT_DEVICE int col_pairs() const { return ceil_div(col_blocks(), 2); }
+    static TKT_DEVICE int col_pairs(int run) { return ceil_div(col_blocks(run), 2); }
 
     // How an expert's pieces become tiles: `tall` tiles of `low_pieces` + 1 pieces, then `low` tiles.
     struct tiling {
@@ -76,16 +83,17 @@ struct task_order {
     };
 
     TKT_DEVICE void load_window() {
-        pieces = 0;
+        pieces = run = 0;
         if (window + lane_id() < G.num_experts) {
             const int4 entry = __ldg(reinterpret_cast<const int4*>(G.walk) + window + lane_id());
-            expert = entry.x;
+            run = run_of(entry.x, entry.w ? entry.w : ceil_div<int>(G.cols, Config::COL_BLOCK));
             first_row = entry.y;
             pieces = ceil_div(entry.z, geo::kPieceRows);
         }
         const tiling t(pieces);
-        tasks_through = Config::CLUSTER == 1 ? t.tiles() * col_blocks()
-                                             : t.pairs() * col_blocks() + t.singles() * col_pairs();
+        tasks_through = Config::CLUSTER == 1
+                            ? t.tiles() * col_blocks(run)
+                            : t.pairs() * col_blocks(run) + t.singles() * col_pairs(run);
 #pragma unroll
         for (int step = 1; step < kWarpThreads; step *= 2) {
             const int other = __shfl_up_sync(kAll, tasks_through, step);
@@ -121,28 +129,29 @@ struct task_order {
         int index = wanted - window_task - (lane == 0 ? 0 : through_previous);
         const tiling t(__shfl_sync(kAll, pieces, lane));
         const int row_of_expert = __shfl_sync(kAll, first_row, lane);
+        const int of = __shfl_sync(kAll, run, lane);
 
         int tile, col, share = task::share_none;
         if constexpr (Config::CLUSTER == 1) {
-            raster(index, t.tiles(), col_blocks(), tile, col);
+            raster(index, t.tiles(), col_blocks(of), tile, col);
         } else {
             // Two tiles of equal height share a weight tile; a tile that is left over goes to both blocks as two
             // columns that share activations. So the two blocks of a cluster always have equal work.
-            const int paired = t.pairs() * col_blocks();
+            const int paired = t.pairs() * col_blocks(of);
             if (index < paired) {
-                raster(index, t.pairs(), col_blocks(), tile, col);
+                raster(index, t.pairs(), col_blocks(of), tile, col);
                 tile = 2 * tile + rank + (tile >= t.tall / 2 ? t.tall % 2 : 0);
                 share = task::share_b;
             } else {
                 index -= paired;
-                const int single = index / col_pairs();
+                const int single = index / col_pairs(of);
                 tile = single == 0 && t.tall % 2 == 1 ? t.tall - 1 : t.tiles() - 1;
-                col = 2 * (index - single * col_pairs()) + rank;
+                col = 2 * (index - single * col_pairs(of)) + rank;
                 share = task::share_a;
             }
         }
-        return task{row_of_expert + t.pieces_before(tile) * geo::kPieceRows, col * Config::COL_BLOCK,
-                    static_cast<int16_t>(__shfl_sync(kAll, expert, lane)),
+        return task{row_of_expert + t.pieces_before(tile) * geo::kPieceRows, (first_col(of) + col) * Config::COL_BLOCK,
+                    static_cast<int16_t>(expert_of(of)),
                     static_cast<int16_t>(t.pieces_of(tile) * geo::kPieceRows), share};
     }
 

@@ -15,6 +15,7 @@
 //                                  where groups > 1; top_k at most 32
 //   tktune_gemm_combine_meet       meeting; one warp, before each launch: all ranks are done with the launch before
 //   tktune_gemm_combine_self_test  self_test_globals; one block a rank
+//   tktune_dispatch_plan, tktune_combine_plan   the tables: dispatch_plan.cu, combine_plan.cu
 #ifndef TKT_WORLD
 #define TKT_WORLD 2
 #endif
@@ -24,9 +25,11 @@
 #ifndef TKT_CONSUMER_REGISTERS
 #define TKT_CONSUMER_REGISTERS (TKT_CONSUMER_WARPS <= 8 ? 224 : 152)
 #endif
-#include "../comm/combine_reduce.cuh"
+#include "../comm/combine_stream.cuh"
 #include "../comm/self_test.cuh"
 #include "../gemm/build_config.cuh"
+#include "combine_plan.cu"
+#include "dispatch_plan.cu"
 
 using config = tkt::build_config;
 using geo = tkt::geometry<config>;

@@ -10,7 +10,7 @@
 //   TKT_WARP_M, _WARP_N  16, CB   multiples of 16 mma.sync only: tile of one warp
 //   TKT_PRODUCER_WARPS   1        0 1             mma.sync only: 0, the first consumer warp feeds the ring as well
 //   TKT_CLUSTER          1        1 2             wgmma only: blocks that share an operand by in-cluster multicast
-//   TKT_OUT_SLOTS        2        1 2 3 4         wgmma only: 8 KB output slots of a warpgroup (ping-pong: of all)
+//   TKT_OUT_SLOTS        2        1 2 3 4         wgmma only: output slots of a warpgroup (ping-pong: of all), 64 rows of a panel
 //   TKT_MMA_DEPTH        1        0 1             wgmma only: batches queued behind the running one
 //   TKT_WEIGHT_LAYOUT    1        0 1             0 (E, K, N), 1 (E, N, K)
 //   TKT_KEEP_ACTIVATIONS, _WEIGHTS, _OUTPUTS   0   0 1 2   L2: 0 normal, 1 evict first, 2 evict last

@@ -88,14 +88,15 @@ TKT_DEVICE void mma(rt_fl<ROWS, COLS>& d, const rt_bf<ROWS, 16>& a, const rt_bf<
     }
 }
 
-// Rounds COLS columns from `from_col` of 16-row strip `strip` to bf16 and puts them at (row, col) of the tile.
-template <int COLS, typename Acc, typename Tile>
+// Rounds COLS columns from `from_col` of 16-row strip `strip` of the finished tile to bf16 and puts them at (row, col) of the
+// shared one. Each piece is finished where it is rounded, so that few registers hold finished ones.
+template <int COLS, typename Finish = as_they_are, typename Acc, typename Tile>
 TKT_DEVICE void store(Tile& to, const Acc& from, int strip, int from_col, int row, int col) {
     const uint32_t base = opaque(to.address());  // beside a full set of accumulators addresses have no room
 #pragma unroll
     for (int c = 0; c < COLS / 16; ++c) {
-        const float(&left)[4] = from.v[strip][from_col / 8 + 2 * c];
-        const float(&right)[4] = from.v[strip][from_col / 8 + 2 * c + 1];
+        const auto& left = Finish::piece(from, strip, from_col / 8 + 2 * c);
+        const auto& right = Finish::piece(from, strip, from_col / 8 + 2 * c + 1);
         tkt::detail::stmatrix(piece_address<Tile>(base, row, col + 16 * c), pack_bf16(left[0], left[1]),
                               pack_bf16(left[2], left[3]), pack_bf16(right[0], right[1]),
                               pack_bf16(right[2], right[3]));
@@ -119,10 +120,11 @@ TKT_DEVICE void transpose_in_quads(uint32_t (&w)[4]) {
     }
 }
 
-// Rounds a register tile to bf16 and writes it to global memory at `at`, 16 bytes a lane: a quad turns four words
-// of eight columns into four runs of eight columns. Columns beyond the matrix are dropped; rows are the caller's.
-template <int ROWS, int COLS>
-TKT_DEVICE void store(bf16* to, int cols, const rt_fl<ROWS, COLS>& from, int row, int col) {
+// Rounds the COLS columns of a finished register tile to bf16 and writes them to global memory at (row, col), 16 bytes a
+// lane: a quad turns four words of eight columns into four runs of eight columns. Columns beyond the matrix are dropped;
+// rows are the caller's.
+template <int COLS, typename Finish = as_they_are, typename Acc>
+TKT_DEVICE void store(bf16* to, int cols, const Acc& from, int row, int col) {
     const int quad = lane_id() % 4;
     auto put = [&](int r, int c, uint32_t (&w)[4]) {
         transpose_in_quads(w);
@@ -130,7 +132,7 @@ TKT_DEVICE void store(bf16* to, int cols, const rt_fl<ROWS, COLS>& from, int row
             *reinterpret_cast<uint4*>(to + static_cast<int64_t>(r) * cols + c) = make_uint4(w[0], w[1], w[2], w[3]);
     };
 #pragma unroll
-    for (int strip = 0; strip < ROWS / 16; ++strip) {
+    for (int strip = 0; strip < Acc::rows / 16; ++strip) {
         const int top = row + 16 * strip + lane_id() / 4;
 #pragma unroll
         for (int c = 0; c + 32 <= COLS; c += 32)
@@ -138,17 +140,27 @@ TKT_DEVICE void store(bf16* to, int cols, const rt_fl<ROWS, COLS>& from, int row
             for (int half = 0; half < 2; ++half) {
                 uint32_t w[4];
 #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    w[i] = pack_bf16(from.v[strip][c / 8 + i][2 * half], from.v[strip][c / 8 + i][2 * half + 1]);
+                for (int i = 0; i < 4; ++i) {
+                    const auto& piece = Finish::piece(from, strip, c / 8 + i);
+                    w[i] = pack_bf16(piece[2 * half], piece[2 * half + 1]);
+                }
                 put(top + 8 * half, col + c + 8 * quad, w);
             }
-        if constexpr (COLS % 32 != 0) {  // sixteen columns more: both halves of the strip in one turn
-            constexpr int kLast = COLS / 8 - 2;
+        if constexpr (COLS % 32 >= 16) {  // sixteen columns more: both halves of the strip in one turn
+            constexpr int kNext = COLS / 32 * 4;
             uint32_t w[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                w[i] = pack_bf16(from.v[strip][kLast + i % 2][i / 2 * 2], from.v[strip][kLast + i % 2][i / 2 * 2 + 1]);
-            put(top + 8 * (quad / 2), col + 8 * kLast + 8 * (quad % 2), w);
+            for (int i = 0; i < 4; ++i) {
+                const auto& piece = Finish::piece(from, strip, kNext + i % 2);
+                w[i] = pack_bf16(piece[i / 2 * 2], piece[i / 2 * 2 + 1]);
+            }
+            put(top + 8 * (quad / 2), col + 8 * kNext + 8 * (quad % 2), w);
+        }
+        if constexpr (COLS % 16 != 0) {  // eight more: two lanes of a quad write, one for each half
+            constexpr int kLast = COLS / 8 - 1;
+            const auto& last = Finish::piece(from, strip, kLast);
+            uint32_t w[4] = {pack_bf16(last[0], last[1]), pack_bf16(last[2], last[3]), 0, 0};
+            put(top + 8 * (quad % 2), quad < 2 ? col + 8 * kLast : cols, w);
         }
     }
 }

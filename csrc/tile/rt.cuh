@@ -17,6 +17,14 @@ struct rt<float, ROWS, COLS> {
     float v[ROWS / 16][COLS / 8][4];
 };
 
+// Whoever stores accumulators takes them piece by piece, 16 × 8, through a Finish: this one leaves them as they are.
+struct as_they_are {
+    template <typename Acc>
+    static TKT_DEVICE const float (&piece(const Acc& acc, int r, int c))[4] {
+        return acc.v[r][c];
+    }
+};
+
 // bf16 operands, two to a register: of each 16 × 16 piece the four 8 × 8 matrices that one ldmatrix.x4 brings.
 template <int ROWS, int COLS>
 struct rt<bf16, ROWS, COLS> {

@@ -20,7 +20,7 @@ static __device__ int32_t spin_claimed = 0;
 enum class wait_role : int { producer, consumer, storer, gate, communicate, planner, combine, reduce };
 enum class wait_word : int {
     stage_full, stage_free, task_full, task_free, out_full, out_free, turn, arrivals, signal, ids, blocks, landed,
-    watermark
+    watermark, flag, weights
 };
 
 namespace detail {
@@ -44,7 +44,7 @@ TKT_DEVICE constexpr const char* name_of(wait_role role) {
 TKT_DEVICE constexpr const char* name_of(wait_word word) {
     constexpr const char* kNames[] = {"stage_full", "stage_free", "task_full", "task_free", "out_full",
                                       "out_free",   "turn",       "arrivals",  "signal", "ids", "blocks",
-                                      "landed",     "watermark"};
+                                      "landed",     "watermark",  "flag", "weights"};
     return kNames[static_cast<int>(word)];
 }
 

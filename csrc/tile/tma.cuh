@@ -105,7 +105,7 @@ TKT_DEVICE void store_async(const GL& to, const st<T, ROWS, COLS>& from, coord a
     using tile = st<T, ROWS, COLS>;
 #pragma unroll
     for (int p = 0; p < tile::kPanels; ++p)
-        detail::store_box<KEEP>(to.template map<st<T, ROWS, kPanelCols>>(), at.col + p * kPanelCols, at.row,
+        detail::store_box<KEEP>(to.template map<st<T, ROWS, tile::kWide>>(), at.col + p * tile::kWide, at.row,
                                 from.address() + p * tile::kPanelBytes);
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -14,8 +15,9 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
 import gpu_dispatch_gemm
-from dispatch_bench import judged, supervise
-from dispatch_bench.wanted import Cost, alone_problem, cost_of, sweep_of, wanted
+from dispatch_bench import hand, judged, outcome, supervise
+from dispatch_bench.hand import hand_builds, hand_sweep
+from dispatch_bench.wanted import Cost, alone_problem, cost_of, gemm_config, sweep_of, wanted
 
 from tktune.core.device import device_class
 from tktune.core.policy import serving_policy
@@ -71,15 +73,18 @@ def test_a_winner_is_found_with_what_it_cost(database, space):
     with Store.open(url, mode="ro") as store:
         found = wanted(store, PROBLEM, DEVICE)
     assert (found.provenance, found.winner, found.default) == ("exact", winner, space.default_config())
-    launches = {c for c in space.feasible if space.build_part(c) == space.build_part(winner)}
+    other = next(c for c in space.feasible if c["DRAW"] == "dispenser")
+    others = [c for c in space.feasible if space.build_part(c) == space.build_part(other)][:4]
     assert found.cost == Cost(
         measured=7,  # what was refused was never measured
+        found_after=2,
+        builds=2,
         on_line=3,
         line=len(found.sweep),
-        tried_builds=2,
-        launches=len(launches),
+        in_sweep=3 + sum(c in found.hand for c in others),
         space=len(space.feasible),
     )
+    assert found.hand == hand_sweep(space)
 
 
 def test_another_routing_takes_the_winner_of_uniform_and_claims_no_cost(database):
@@ -96,7 +101,54 @@ def test_a_config_measured_twice_counts_once(database, space):
     url, winner = database
     with Store.open(url, mode="ro") as store:
         rows = [row for key in store.keys() for row in store.trials(key)]  # noqa: SIM118
-    assert cost_of([*rows, *rows], space, winner) == cost_of(rows, space, winner)
+    hand = hand_sweep(space)
+    assert cost_of([*rows, *rows], space, winner, hand) == cost_of(rows, space, winner, hand)
+    backwards = cost_of(rows[::-1], space, winner, hand)
+    assert backwards.found_after == 2  # the order in which they were begun counts, not that of the rows
+    never = cost_of([row for row in rows if row.config != winner], space, winner, hand)
+    assert never.found_after == never.measured == 6
+
+
+def test_the_sweep_by_hand_is_every_launch_of_its_builds(space):
+    builds, sweep = hand_builds(space), hand_sweep(space)
+    for name in ("DRAW", "ACTIVATIONS"):
+        assert {build[name] for build in builds} == set(
+            next(p.values for p in space.parameters if p.name == name)
+        )
+    assert {(b["MAIN_LOOP"], b["ROW_BLOCK"], b["COL_BLOCK"]) for b in builds} == {
+        ("wgmma", 128, 256),
+        ("wgmma", 256, 192),
+        ("wgmma_pingpong", 128, 192),
+    }
+    assert len(builds) >= 12 and all(config["CLUSTER"] == 1 for config in sweep)
+    kept = [name for name in space.launch_names if name not in hand.LAUNCHES]
+    wanted_ones = {
+        c
+        for c in space.feasible
+        if space.build_part(c) in builds and c.only(kept) == space.default.only(kept)
+    }
+    assert set(sweep) == wanted_ones and len(sweep) == len(wanted_ones) > 300
+    positions = [builds.index(space.build_part(config)) for config in sweep]
+    assert positions == sorted(positions)  # ranks number them build by build
+    assert hand_sweep(family("dispatch_gemm").space(PROBLEM, device_class("sm_120a"))) == ()
+
+
+def test_the_gemm_that_it_is_held_against_is_the_stored_winner_or_the_committed_one(tmp_path):
+    alone = alone_problem(PROBLEM)
+    config, said = gemm_config(None, alone.replace(routing="zipf:1.2"), DEVICE, "serving")
+    assert config is not None and config["MAIN_LOOP"] == "wgmma_pingpong"
+    assert "gpu_grouped_gemm_2048x768" in said
+    assert gemm_config(None, alone.replace(cols=776), DEVICE, "serving") == (None, "")
+    stored = family("grouped_gemm").space(alone, DEVICE).default_config().replace(walk="shortest")
+    with Store.open(f"sqlite:///{tmp_path / 'g.db'}") as store:
+        toolchain = store.toolchain_id("nvcc", "nvcc 13.0", "cd" * 32, {})
+        key = store.key(alone, DEVICE, serving_policy("cuda", DEVICE.l2_bytes), toolchain)
+        trial = store.start_trial(key, stored, DIGEST, "run")
+        store.finish_trial(trial, "ok", time_us=10.0)
+        rows = [VerificationRow(stored, DIGEST, "finalist", 10.0, (10.0,), True, "faster")]
+        store.add_verification(key, "run", rows)
+        for routing in ("uniform", "zipf:1.2"):
+            assert gemm_config(store, alone.replace(routing=routing), DEVICE, "serving") == (stored, "")
 
 
 def test_the_gemm_alone_is_the_problem_that_the_gemm_studies_tune():
@@ -156,7 +208,8 @@ def last_rounds(winner, best, again=None):
     }
 
 
-COST = Cost(measured=60, on_line=2, line=9, tried_builds=10, launches=54, space=100_000)
+COST = Cost(measured=60, found_after=20, builds=10, on_line=2, line=9, in_sweep=7, space=100_000)
+SWEEP = [f"config {number}" for number in range(100)]
 
 
 @pytest.mark.parametrize(
@@ -169,27 +222,43 @@ COST = Cost(measured=60, on_line=2, line=9, tried_builds=10, launches=54, space=
         (90.0, 100.0, 90.0, True),
     ],
 )
-def test_the_split_is_right_within_one_percent_or_the_noise(winner, best, again, as_fast):
+def test_the_winner_is_right_within_one_percent_or_the_noise(winner, best, again, as_fast):
     found = judged.claim(16, last_rounds(winner, best, again), COST)
     assert found.as_fast is as_fast
-    assert (found.split, found.best_split) == (16, 24)
+    assert (found.split, found.best) == (16, "split 24")
     assert found.ratio == pytest.approx(winner / best)
-    assert f"split 16 {'is' if as_fast else 'is NOT'} within" in found.sentence
+    assert f"(split 16) {'is' if as_fast else 'is NOT'} within" in found.sentence
 
 
-def test_the_cost_is_told_against_each_sweep():
-    found = judged.claim(16, last_rounds(100.0, 100.0), COST)
-    assert "2 of 9 splits of this build and launch (22.2%, at most a quarter)" in found.sentence
-    assert "60 of 540 configs" in found.sentence and "60 of 100000 feasible configs" in found.sentence
-    assert found.object()["cost"]["at_most_a_quarter_of"] == {
-        "line": True,
-        "every_launch_of_tried_builds": True,
-        "space": True,
-    }
-    dear = judged.claim(16, last_rounds(100.0, 100.0), Cost(200, 3, 9, 10, 54, 100_000))
-    assert "3 of 9 splits of this build and launch (33.3%, MORE than a quarter)" in dear.sentence
-    assert "200 of 540" in dear.sentence and dear.object()["cost"]["at_most_a_quarter_of"]["space"] is True
+def test_a_config_of_the_sweep_by_hand_may_be_the_best():
+    rounds = last_rounds(100.0, 99.0) | {"hand 17": rounds_of(90.0)}
+    found = judged.claim(16, rounds, COST, SWEEP)
+    assert found.best == "config 17" and found.ratio == pytest.approx(100 / 90) and not found.as_fast
+    assert "a sweep of 100 configs and of its own splits, config 17" in found.sentence
+
+
+def test_the_cost_is_told_against_the_sweep():
+    found = judged.claim(16, last_rounds(100.0, 100.0), COST, SWEEP)
+    assert "It was config 20 of 60 that the tuner measured, from 10 builds" in found.sentence
+    assert "20.0% of that sweep until it was found (at most a quarter)" in found.sentence
+    assert "60.0% in all (MORE than a quarter)" in found.sentence
+    assert "had measured 7 configs, of its own 9 splits 2, of 100000 feasible configs 0.06%" in found.sentence
+    cost = found.object()["cost"]
+    assert cost["at_most_a_quarter_of_the_sweep"] == {"until_found": True, "in_all": False}
+    assert (cost["measured"], cost["found_after"], found.object()["sweep"]) == (60, 20, 100)
+    alone = judged.claim(16, last_rounds(100.0, 100.0), COST)
+    assert "until it was found" not in alone.sentence and "at_most" not in str(alone.object()["cost"])
     assert "not known" in judged.claim(16, last_rounds(100.0, 100.0), None).sentence
+
+
+def test_a_mode_without_sweeps_claims_nothing():
+    rounds = {
+        name: one for name, one in everything().items() if not name.startswith(("split", "comm 8", "comm 24"))
+    }
+    one = judged.judge(16, rounds, {}, COST)
+    said = one.object()
+    assert said["claim"] is None and said["sweep_us"] == {} and said["comm_least_split"] == 16
+    assert "120.0 (16)" in judged.table([("A", "uniform", one)])
 
 
 def test_the_table_has_one_cell_for_each_head():
@@ -200,6 +269,12 @@ def test_the_table_has_one_cell_for_each_head():
     assert judged.curve(one) == "8:160 16:120 24:125"
 
 
+@dataclasses.dataclass
+class Built:
+    path: Path
+    sha256: str
+
+
 # From the ranks' files to the result.
 
 
@@ -207,6 +282,7 @@ def found_by_a_rank(slower=0.0, modes=("graph", "direct")):
     rounds = {name: [[us + slower for us in one] for one in all_] for name, all_ in everything().items()}
     mode = {"rounds": rounds, "last": last_rounds(120.0 + slower, 119.5 + slower), "wrong_after": ""}
     one = {"case": 0, "real_rows": 5, "padded_rows": 8, "wrong": {}, "modes": dict.fromkeys(modes, mode)}
+    one |= {"seconds": {"check": 1.0}, "hand_us": {"hand 0": 130.0 + slower, "hand 1": 125.0}}
     return {"found": [one], "versions": {"torch": "2"}}
 
 
@@ -216,17 +292,19 @@ def test_results_are_joined_and_unfinished_cases_are_left_out(space):
     assert config.number("num_comm_sms") == 16
     cases = [case, wanted(None, PROBLEM.replace(routing="zipf:1.2"), DEVICE)]
     ranks = [found_by_a_rank(), found_by_a_rank(2.0, modes=("graph",))]
-    shown, found = gpu_dispatch_gemm.results(cases, ranks)
+    shown, found = outcome.results(cases, ranks)
     assert [(number, mode) for number, mode, _ in found] == [(0, "graph")]
     assert found[0][2].fused_us == pytest.approx(122.0)
     assert shown[0]["winner"] == dict(case.winner) and list(shown[0]["modes"]) == ["graph"]
-    text = gpu_dispatch_gemm.summary(cases, found)
+    assert shown[0]["hand_sweep"] == {str(case.hand[0]): 132.0, str(case.hand[1]): 125.0}
+    assert shown[0]["modes"]["graph"]["claim"]["sweep"] == len(case.hand)
+    text = outcome.summary(cases, found)
     assert "CUDA graph" in text and "Eager" not in text and "sweep: 8:162 16:122 24:127" in text
 
 
 def test_a_dead_ranks_missing_file_leaves_nothing(space):
     ranks = [found_by_a_rank(), {"found": [], "versions": {}}]
-    assert gpu_dispatch_gemm.results([wanted(None, PROBLEM, DEVICE)], ranks) == ([], [])
+    assert outcome.results([wanted(None, PROBLEM, DEVICE)], ranks) == ([], [])
 
 
 def test_cases_are_each_shape_of_the_study_under_each_routing(database):
@@ -237,6 +315,7 @@ def test_cases_are_each_shape_of_the_study_under_each_routing(database):
         routings=["uniform", "zipf:1.2"],
         db=url,
         config=None,
+        hand=True,
     )
     cases = gpu_dispatch_gemm.chosen_cases(asked, DEVICE)
     assert [(case.problem.routing, case.provenance) for case in cases] == [
@@ -245,8 +324,18 @@ def test_cases_are_each_shape_of_the_study_under_each_routing(database):
     ]
     asked.config = "num_comm_sms=8"
     assert {case.winner["num_comm_sms"] for case in gpu_dispatch_gemm.chosen_cases(asked, DEVICE)} == {8}
+    assert [bool(case.hand) for case in cases] == [True, False]  # under the first routing alone
+    builds = len(hand_builds(family("dispatch_gemm").space(PROBLEM, DEVICE)))
     bench = gpu_dispatch_gemm.Bench(DEVICE, cases, asked)
-    assert len(bench.specs()) == 1  # winner and default differ in their split alone, routings not at all
+    # Winner and default differ in their split alone and are of the sweep; our own grouped GEMM is beside them.
+    assert len(bench.specs()) == builds + 1
+    made = {key: Built(Path(f"/{number}"), f"{number:064}") for number, key in enumerate(bench.specs())}
+    (shape,) = gpu_dispatch_gemm.words_of(bench, made)
+    uniform, skewed = shape["cases"]
+    assert [config for build in uniform["hand"] for config in build["configs"]] == [
+        dict(c) for c in cases[0].hand
+    ]
+    assert skewed["hand"] == [] and uniform["gemm"]["config"] == dict(cases[0].gemm)
 
 
 def test_there_may_be_no_database_yet(tmp_path, capsys):
@@ -256,6 +345,7 @@ def test_there_may_be_no_database_yet(tmp_path, capsys):
         routings=["uniform"],
         db=str(tmp_path / "none.db"),
         config=None,
+        hand=False,
     )
     cases = gpu_dispatch_gemm.chosen_cases(asked, DEVICE)
     assert [case.provenance for case in cases] == ["default"] * 4

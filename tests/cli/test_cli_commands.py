@@ -63,12 +63,14 @@ def test_imports_are_late(words: list[str], forbidden: str, filled: str) -> None
     assert done.returncode == 0 or done.stderr == "\n", done.stderr
 
 
+@pytest.mark.alone
 def test_help_is_quick(process: Run) -> None:
     process("--help")
     best = min(_seconds(lambda: process("--help")) for _ in range(5))
     assert best <= 0.4
 
 
+@pytest.mark.alone
 def test_a_lookup_is_quick(process: Run, filled: str) -> None:
     process("lookup", *LOOKUP, "512")
     best = min(_seconds(lambda: process("lookup", *LOOKUP, "512", "--json")) for _ in range(5))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tktune.core import combine_tables, combine_tables_check, combine_tables_torch, tables, tables_torch
-from tktune.core.combine_tables import JOB_ORDERS
+from tktune.core.combine_tables import JOB_ORDERS, WALKS
 from tktune.core.errors import WordsError
 from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
@@ -57,24 +57,49 @@ def test_both_builders_agree_and_all_ranks_meet_every_invariant(problem, seed):
 
 
 @settings(max_examples=60, deadline=None)
-@given(problems(), st.integers(0, 1000), st.sampled_from(JOB_ORDERS), st.integers(1, 4))
-def test_both_builders_give_the_same_jobs_in_an_allowed_order(problem, seed, order, groups):
+@given(
+    problems(), st.integers(0, 1000), st.sampled_from(JOB_ORDERS), st.integers(1, 4), st.sampled_from(WALKS)
+)
+def test_both_builders_give_the_same_jobs_in_an_allowed_order(problem, seed, order, groups, walk):
     ids = parse_routing(problem.routing).draw(problem, seed)
     rank = seed % problem.world
     golden, combine = tables.build(ids, problem, rank), combine_tables.build(ids, problem, rank)
     fast = tables_torch.build(torch.as_tensor(ids), problem, rank)
     fast_combine = combine_tables_torch.build(torch.as_tensor(ids), problem, rank)
 
-    jobs = combine_tables.push_jobs(golden, problem, order, groups)
-    np.testing.assert_array_equal(jobs, combine_tables_torch.push_jobs(fast, problem, order, groups).numpy())
+    words = (order, groups, walk)
+    jobs = combine_tables.push_jobs(golden, problem, *words)
+    np.testing.assert_array_equal(jobs, combine_tables_torch.push_jobs(fast, problem, *words).numpy())
     own = golden.pull_tokens[:, 0] == rank
-    combine_tables_check.check_jobs(jobs, golden.pull_slots.max(1), own, groups, problem.pad, order)
+    combine_tables_check.check_jobs(jobs, golden.pull_slots.max(1), own, groups, problem.pad, order, walk)
 
-    jobs = combine_tables.pull_jobs(combine, problem, order, groups)
-    others = combine_tables_torch.pull_jobs(fast_combine, problem, order, groups)
-    np.testing.assert_array_equal(jobs, others.numpy())
+    jobs = combine_tables.pull_jobs(combine, problem, *words)
+    np.testing.assert_array_equal(jobs, combine_tables_torch.pull_jobs(fast_combine, problem, *words).numpy())
     own = (combine.owners == rank).all(1)
-    combine_tables_check.check_jobs(jobs, combine.owner_slots.max(1), own, groups, problem.pad, order)
+    combine_tables_check.check_jobs(jobs, combine.owner_slots.max(1), own, groups, problem.pad, order, walk)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(), st.integers(0, 1000))
+def test_tables_follow_from_the_slots_that_ranks_tell_each_other(problem, seed):
+    ids = parse_routing(problem.routing).draw(problem, seed)
+    schedules = [tables_torch.build(torch.as_tensor(ids), problem, rank) for rank in range(problem.world)]
+    for rank, schedule in enumerate(schedules):
+        planes = torch.stack([other.slots[rank] for other in schedules])
+        found = combine_tables_torch.from_slots(schedule, planes, problem).numpy()
+        for name, array in combine_tables.build(ids, problem, rank).arrays().items():
+            np.testing.assert_array_equal(getattr(found, name), array)
+
+
+def test_a_row_that_nobody_holds_has_no_owner():
+    problem = problem_of(2, 2, 2, 5, 8)
+    ids = parse_routing("uniform").draw(problem, 1)
+    schedules = [tables_torch.build(torch.as_tensor(ids), problem, rank) for rank in range(2)]
+    planes = torch.stack([other.slots[0] for other in schedules]).clone()
+    planes[:, 3] = -1
+    found = combine_tables_torch.from_slots(schedules[0], planes, problem)
+    assert found.owners[3].tolist() == found.owner_slots[3].tolist() == [-1, -1]
+    assert found.final_contrib[3].tolist() == [0, 0]
 
 
 @settings(max_examples=40, deadline=None)
@@ -159,6 +184,8 @@ def test_words_that_are_no_order_are_refused():
             build.push_jobs(tables.build(ids, problem, 0), problem, "soon")
         with pytest.raises(WordsError, match="over 0 groups"):
             build.pull_jobs(build.build(ids, problem, 0), problem, "ready", 0)
+        with pytest.raises(WordsError, match="no walk 'rows'"):
+            build.pull_jobs(build.build(ids, problem, 0), problem, "ready", 2, "rows")
 
 
 class TestMistakesAreNamed:

@@ -14,17 +14,28 @@ import torch
 from cuda_artifacts import device_words
 
 from tktune.build.toolchain import detect, nvcc_present
+from tktune.core.config import Config
 from tktune.core.paths import csrc_root
 from tktune.core.problem import Problem
 from tktune.families.cuda.gemm_globals import GLOBALS_BYTES, GemmGlobals, Guard, View
+from tktune.families.gemm_combine import debug_cuda, plan_cuda
 from tktune.families.gemm_combine import globals_cuda as mirror
-from tktune.families.gemm_combine import plan_cuda
 from tktune.families.gemm_combine.globals_cuda import CombineGlobals
 from tktune.families.gemm_combine.inputs import combine_tolerance
 
 FIELDS = (
     *("plan", "block_expert", "experts", "jobs", "pull_tokens", "slots", "owners", "topk_weights"),
-    *("push_expected", "final_contrib", "y", "finished", "queue", "sequence", "roles", "num_comp_blocks"),
+    *(
+        "push_expected",
+        "recv_from",
+        "final_contrib",
+        "y",
+        "finished",
+        "queue",
+        "sequence",
+        "roles",
+        "num_comp_blocks",
+    ),
     *("num_reduce_blocks", "form", "groups", "top_k", "tokens", "warp_slots", "landed_stride", "sum_warps"),
     *("rows", "staging", "watermarks", "landed"),
 )
@@ -57,11 +68,11 @@ def test_the_compiler_lays_out_what_the_mirror_packs(tmp_path, world):
     *offsets, size = device_words(cubin, "globals_layout")
     at = dict(zip(FIELDS, offsets, strict=True))
     assert size == mirror.globals_bytes(world)
-    assert [at[field] for field in FIELDS[:14]] == list(range(mirror.PLAN, mirror.ROLES, 8))
-    assert [at[field] for field in FIELDS[14:24]] == list(range(mirror.ROLES, mirror.ROWS, 4))
+    assert [at[field] for field in FIELDS[:15]] == list(range(mirror.PLAN, mirror.ROLES, 8))
+    assert [at[field] for field in FIELDS[15:25]] == list(range(mirror.ROLES, mirror.ROWS, 4))
     assert (at["queue"], at["landed_stride"]) == (mirror.QUEUE, mirror.LANDED_STRIDE)
     rows = mirror.ROWS
-    assert [at[field] for field in FIELDS[24:]] == [
+    assert [at[field] for field in FIELDS[25:]] == [
         rows,
         rows + 16 * world,
         rows + 32 * world,
@@ -74,14 +85,14 @@ def test_the_compiler_lays_out_what_the_mirror_packs(tmp_path, world):
 def test_each_field_is_packed_where_the_layout_says():
     views = [View(bytes([i] * 128), 0x1000 * i, 10 * i, 64 * i) for i in (1, 2, 3)]
     gemm = GemmGlobals(*views, 0xCC00, 0xDD00, Guard(2.0, rank=1), 32, 4096, 3072, 128)
-    numbers = dict(zip(FIELDS[:24], range(1, 25), strict=True))
+    numbers = dict(zip(FIELDS[:25], range(1, 26), strict=True))
     packed = CombineGlobals(
         gemm=gemm, **numbers, rows=(0xA0, 0xA1), staging=(0xB0, 0xB1), watermarks=(0xC0, 0xC1), landed=(0xD0, 0xD1),
         capacity=640,
     ).packed()  # fmt: skip
     assert len(packed) == mirror.globals_bytes(2)
     assert packed[:GLOBALS_BYTES] == gemm.packed()
-    assert struct.unpack_from("<14Q10i", packed, mirror.PLAN) == tuple(range(1, 25))
+    assert struct.unpack_from("<15Q10i", packed, mirror.PLAN) == tuple(range(1, 26))
     assert struct.unpack_from("<QiiQii", packed, mirror.ROWS) == (0xA0, 640, 3072, 0xA1, 640, 3072)
     tokens = numbers["tokens"]
     staging = struct.unpack_from("<QiiQii", packed, mirror.ROWS + 32)
@@ -152,13 +163,67 @@ class TestAPlan:
         staging[tuple(unowed[0])] = 0
         assert "owed by nobody" in self.check(left).sentence
 
-    def test_jobs_are_kept_and_tell_their_length(self, left):
+    def test_tables_of_a_config_are_kept_and_tell_their_length(self, left):
         plan = left[0]
-        jobs, words = plan.jobs_of(self.problem, "pull", "ready", 2)
+        config = Config(form="pull", order="ready", signal_groups=2, walk="experts", COL_BLOCK=48)
+        found = plan.tables_of(config, self.problem)
+        jobs, words = plan.kept[0], plan.kept[1]
         assert words.tolist() == [plan.blocks, 60] and sorted(jobs.tolist()) == list(range(60))
-        assert plan.jobs_of(self.problem, "pull", "ready", 2)[0] is jobs
-        pushes, words = plan.jobs_of(self.problem, "prereduce", "token", 1)
-        assert words.tolist() == [plan.blocks, len(plan.schedule.pull_tokens)] == [plan.blocks, len(pushes)]
+        assert plan.tables_of(config, self.problem) is found and len(plan.kept) == 3
+        pushes = plan.tables_of(config.replace(form="prereduce", signal_groups=1), self.problem)
+        assert plan.kept[4].tolist() == [plan.blocks, len(plan.schedule.pull_tokens)]
+        assert pushes.slots == plan.tables["pull_slots"].data_ptr() != found.slots
+
+    def test_a_walk_over_columns_names_each_run_of_every_expert(self, left):
+        config = Config(form="pull", order="ready", signal_groups=2, walk="columns", COL_BLOCK=16)
+        entries = left[0].walk_of(config, self.problem)
+        once = left[0].walk_of(config.replace(walk="experts"), self.problem)
+        assert entries[:4, :3].tolist() == entries[4:, :3].tolist() == once[:, :3].tolist()
+        assert entries[:4, 3].tolist() == [3] * 4 and entries[4:, 3].tolist() == [3 << 16 | 3] * 4
+        assert once[:, 3].tolist() == [0] * 4
+
+    def test_a_debug_run_names_the_first_buffer_that_is_wrong(self, left, monkeypatch):
+        plan, y, rows, staging = left
+        problem, everyones = self.problem, []
+        for rank in range(2):
+            weights = plan_cuda.draw_weights(problem, rank, self.host)
+            theirs = plan_cuda.make_plan(problem, weights, rank, "uniform", 5)
+            blocks = theirs.schedule.block_expert.repeat_interleave(problem.pad)
+            for slot in torch.nonzero(~theirs.padding).flatten().tolist():
+                product = theirs.activations[slot].float() @ weights[int(blocks[slot])].T.float()
+                everyones.append((rank, slot, product.bfloat16()))
+                if rank == 1:
+                    rows[slot] = product.bfloat16()
+        products = {(rank, slot): row.float() for rank, slot, row in everyones}
+        own = plan.combine
+        for token in range(30):
+            for owner in range(2):
+                held = [x for x in range(3) if own.owners[token, x] == owner]
+                if held:
+                    terms = [
+                        plan.topk_weights[1, token, x] * products[owner, int(own.owner_slots[token, x])]
+                        for x in held
+                    ]
+                    staging[owner, token] = sum(terms).bfloat16()
+        owed = plan.tables["final_contrib"].T == 1
+        y[:30] = torch.where(owed[..., None], staging.float(), 0.0).sum(0).bfloat16()
+        weights = plan_cuda.draw_weights(problem, 1, self.host)
+
+        def said(pulls=False):
+            return debug_cuda.first_wrong_buffer(problem, plan, weights, 1, y, rows, staging, pulls)
+
+        assert said() == "" and self.check(left).passed
+        for buffer, at, words in (
+            (y, (7, 3), "result of token 7"),
+            (staging, tuple(torch.nonzero(owed)[0].tolist()), "partial row of token"),
+            (rows, (int(torch.nonzero(~plan.padding)[4]), 5), "Expert row"),
+        ):
+            buffer[at] += 3
+            assert words in said()
+        assert "Expert row" in said(pulls=True)
+        assert not debug_cuda.asked()
+        monkeypatch.setenv("TKTUNE_DEBUG", "buffers")
+        assert debug_cuda.asked()
 
     def test_inputs_depend_on_the_seed_alone(self, left):
         plan = left[0]

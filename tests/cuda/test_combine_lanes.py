@@ -16,17 +16,19 @@ from tktune.core.paths import csrc_root
 from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
 from tktune.families.bf16 import from_float, to_float
+from tktune.families.gemm_combine.layout import MOST_GROUPS
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not on PATH")
 
 HERE = csrc_root().parent / "tests" / "cuda" / "combine_lanes"
-SOURCES = ("combine.cuh", "combine_reduce.cuh", "combine_config.cuh")
+SOURCES = ("combine.cuh", "combine_pull.cuh", "combine_stream.cuh", "combine_config.cuh")
 POISON = 0xFFFF
 FORMS = {"prereduce": 0, "pull": 1}
+WALKS = ("experts", "columns")
 
 
-def compiled(folder, world, mistake=None):
-    """The roles' program; `mistake` is a source, a text of it and what stands there instead."""
+def compiled(folder, world, mistake=None, rows=2):
+    """The roles' program, with steps of `rows` rows; `mistake` is a source, a text of it and what stands there instead."""
     shutil.copytree(HERE, folder, dirs_exist_ok=True)
     for name in SOURCES:  # the real ones, beside the stand-ins
         shutil.copy(csrc_root() / "comm" / name, folder / "comm" / name)
@@ -36,7 +38,15 @@ def compiled(folder, world, mistake=None):
         assert source.read_text().count(text) == 1, mistake
         source.write_text(source.read_text().replace(text, instead))
     program = folder / "main"
-    command = ["g++", "-std=c++20", "-O1", "-Wall", "-Wno-unknown-pragmas", f"-DRANKS={world}"]
+    command = [
+        "g++",
+        "-std=c++20",
+        "-O1",
+        "-Wall",
+        "-Wno-unknown-pragmas",
+        f"-DRANKS={world}",
+        f"-DROWS_OF_A_STEP={rows}",
+    ]
     command += ["-I", str(folder), "-I", str(csrc_root()), str(folder / "main.cpp"), "-o", str(program)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -49,7 +59,9 @@ def programs(tmp_path_factory):
 
     def program(world):
         if world not in made:
-            made[world] = compiled(tmp_path_factory.mktemp(f"world{world}"), world)
+            made[world] = compiled(
+                tmp_path_factory.mktemp(f"world{world}"), world, rows=4 if world == 2 else 2
+            )
         return made[world]
 
     return program
@@ -58,8 +70,8 @@ def programs(tmp_path_factory):
 class Inputs:
     """One problem on all ranks: what the program reads, and what it must write."""
 
-    def __init__(self, problem, routing, seed, form, order, groups):
-        self.problem, self.form = problem, form
+    def __init__(self, problem, routing, seed, form, order, groups, walk="experts"):
+        self.problem, self.form, self.walk = problem, form, walk
         ids = parse_routing(routing).draw(problem, seed)
         stream = np.random.default_rng(seed)
         values = from_float(stream.integers(-8, 9, (*ids.shape, problem.cols)) / 4)  # of each assignment
@@ -67,7 +79,7 @@ class Inputs:
         schedules = [tables.build(ids, problem, rank) for rank in range(problem.world)]
         combines = [combine_tables.build(ids, problem, rank) for rank in range(problem.world)]
         capacity = max(t.rows for t in schedules) + problem.pad
-        stride = capacity // problem.pad * groups
+        stride = (capacity // problem.pad + 1) * MOST_GROUPS
         head = [problem.pad, problem.cols, capacity, problem.tokens, problem.top_k, stride]
         self.content = b""
         for t, c in zip(schedules, combines, strict=True):
@@ -75,13 +87,13 @@ class Inputs:
             here = t.slots >= 0
             rows[t.slots[here]] = values[here]
             if form == "prereduce":
-                jobs, slots = combine_tables.push_jobs(t, problem, order, groups), t.pull_slots
+                jobs, slots = combine_tables.push_jobs(t, problem, order, groups, walk), t.pull_slots
             else:
-                jobs, slots = combine_tables.pull_jobs(c, problem, order, groups), c.owner_slots
+                jobs, slots = combine_tables.pull_jobs(c, problem, order, groups, walk), c.owner_slots
             experts = np.stack([t.base, t.counts], 1)
             for array in (
                 *(head, t.block_expert, experts, jobs, t.pull_tokens, slots, c.owners, c.push_expected),
-                *(c.final_contrib, weights.view(np.int32), rows),
+                *(c.recv_from, c.final_contrib, weights.view(np.int32), rows),
             ):
                 flat = np.ascontiguousarray(array, np.int32).reshape(-1)
                 self.content += struct.pack("<i", len(flat)) + flat.tobytes()
@@ -111,6 +123,7 @@ def ran(program, folder, inputs, groups, words, timeout=60):
     """`words`: compute blocks, communication blocks, reducers, warps, slots, rounds, seed."""
     (folder / "tables").write_bytes(inputs.content)
     command = [program, folder / "tables", folder / "out", FORMS[inputs.form], groups, *words]
+    command.append(int(inputs.walk == "columns"))
     return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=timeout)
 
 
@@ -134,46 +147,51 @@ PROBLEMS = [
     (Problem("gemm_combine", 8, 640, 4, 2, 3, world=2, pad=8), "uniform"),  # lanes have more than one vector
 ]
 # compute blocks, communication blocks, reducers, warps, slots of a warp
-SHAPES = [(1, 1, 1, 1, 1), (2, 1, 2, 2, 2), (1, 2, 1, 2, 3), (2, 1, 3, 1, 8)]
+SHAPES = [(1, 1, 1, 1, 1), (2, 1, 2, 2, 2), (1, 2, 1, 2, 3), (2, 1, 3, 1, 8), (1, 3, 2, 2, 2)]
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("groups", "walk"), [(1, "experts"), (2, "experts"), (2, "columns")])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_token_gets_its_sum_and_every_rank_what_it_is_owed(programs, tmp_path, form, groups, shape):
+def test_every_token_gets_its_sum_and_every_rank_what_it_is_owed(
+    programs, tmp_path, form, groups, walk, shape
+):
     for number, (problem, routing) in enumerate(PROBLEMS):
         order = combine_tables.JOB_ORDERS[number % 3]
-        inputs = Inputs(problem, routing, number, form, order, groups)
+        inputs = Inputs(problem, routing, number, form, order, groups, walk)
         done = ran(programs(problem.world), tmp_path, inputs, groups, (*shape, 2, 7 * number + 1))
         assert done.returncode == 0, f"{problem} {routing} {shape}: {done.stderr}"
         assert wrong(tmp_path, inputs) == "", f"{problem} {routing} {shape}"
 
 
-PUSH = "combine.cuh"
+BASE, STREAM = "combine.cuh", "combine_stream.cuh"
 MISTAKES = {
-    "a row is counted before its store is performed": (
-        PUSH,
-        "                wait_for_stores(stored - 1);\n",
-        "",
-    ),
-    "the last rows are not waited for": (PUSH, "        wait_for_stores(0);\n", ""),
-    "a slot is filled while it is still read": (PUSH, "if (stored == G.warp_slots)", "if (stored > G.warp_slots)"),
-    "a slot forgets whose row it holds": (PUSH, "if (lane_id() == slot) held =", "if (lane_id() == 0) held ="),
-    "a block is announced one tile early": (PUSH, "row_tiles(pad_block) * tiles - 1)", "row_tiles(pad_block) * tiles - 2)"),
-    "tiles are counted by block alone": (PUSH, "return tile_of(t, end - 1) - tile_of(t, begin) + 1", "return 1"),
-    "rows are read before they have landed": (PUSH, "if ((G.roles & TKT_GATED) && job.slot >= 0)", "if (false)"),
-    "one watermark a job": (PUSH, "!= owed - 1) return", "< 0) return"),
-    "the watermark rises one row early": (PUSH, "!= owed - 1) return", "!= owed - 2) return"),
-    "the reduce does not wait": ("combine_reduce.cuh", "if (owes && !(whole >> rank & 1))", "if (false)"),
-    "the reduce adds planes nobody owes": (
-        "combine_reduce.cuh",
-        "__ldg(G.final_contrib + static_cast<int64_t>(token) * Globals::world + rank)",
-        "true",
-    ),
-    "rows go to one plane": (PUSH, "at(me * G.tokens + job.token.y", "at(0 * G.tokens + job.token.y"),
-    "weights of another rank": (PUSH, "static_cast<int64_t>(job.token.x) * G.tokens + job.token.y", "job.token.y"),
-    "the tail leaves the counts": (PUSH, "G.finished[word] = 0", "(void)word"),
-    "columns of the first group only": (PUSH, "at(me * G.tokens + job.token.y, job.group * width)", "at(me * G.tokens + job.token.y, 0)"),
+    "a row is counted before its store is performed": (STREAM, "        wait_for_stores(pending);\n", ""),
+    "the last rows are not waited for": (STREAM, "        }\n        retire(0);\n    }\n};", "        }\n    }\n};"),
+    "a slot is filled while it is still read": (STREAM, "stored == G.warp_slots) retire", "stored > G.warp_slots) retire"),
+    "a slot forgets whose row it holds": (STREAM, "if (lane_id() == next_slot) held =", "if (lane_id() == 0) held ="),
+    "a block is announced one tile early": (BASE, "row_tiles(pad_block) * tiles - 1)", "row_tiles(pad_block) * tiles - 2)"),
+    "a run of columns is announced one block early": (BASE, "1) == blocks - 1;", "1) == blocks - 2;"),
+    "tiles are counted by block alone": (BASE, "return tile_of(t, end - 1) - tile_of(t, begin) + 1", "return 1"),
+    "rows are read before they have landed": (STREAM, "if (!(G.roles & TKT_GATED) || ", "if (true || "),
+    "one run of columns stands for all": (STREAM, "landed_groups |= 1u << now.group;", "landed_groups = ~0u;"),
+    "one watermark a lot": (STREAM, "!= __ldg(G.push_expected + to)) continue", "< 0) continue"),
+    "the watermark rises one row early": (STREAM, "!= __ldg(G.push_expected + to)) continue", "< __ldg(G.push_expected + to) - 1) continue"),
+    "one count for all runs of columns": (STREAM, "G.queue + kPushed + was_for, rows", "G.queue + kPushed + to * kMostCombineGroups, rows"),
+    "a lot is told of twice": (STREAM, "there = untold = 0;", "untold = 0;"),
+    "the last lot is kept": (STREAM, "untold >= kLot || pending == 0", "untold >= kLot"),
+    "the reduce does not wait": (STREAM, "whole_groups >> now.group & 1 || look_whole(now.group, may_wait)", "true"),
+    "whole once is whole for all": (STREAM, "if (all) whole_groups |= 1u << group", "if (all) whole_groups = ~0u"),
+    "a blocked warp keeps what others wait for": (STREAM, "            retire(0);\n            found", "            found"),
+    "the reduce adds planes nobody owes": (STREAM, "__ldg(G.final_contrib + at)", "true"),
+    "rows go to one plane": (STREAM, "at(me * G.tokens + j.token.y", "at(0 * G.tokens + j.token.y"),
+    "weights of another rank": (STREAM, "static_cast<int64_t>(token.x) * G.tokens + token.y", "token.y"),
+    "sums are not cleared": (STREAM, "s.opens = left == mask", "s.opens = false"),
+    "a step adds what it did not ask for": (STREAM, "s.lanes ^= left;", "s.lanes = mask;"),
+    "the weights of the job to come": (STREAM, "__shfl_sync(kAll, s.weight,", "__shfl_sync(kAll, this->weight,"),
+    "the tail leaves the counts": (BASE, "G.finished[word] = 0", "(void)word"),
+    "the tail leaves the counts of runs": (BASE, "kCombinePlanBlocks) + 1) * G.groups;", "kCombinePlanBlocks)) * G.groups;"),
+    "columns of the first group only": (STREAM, "at(me * G.tokens + j.token.y, j.group * width)", "at(me * G.tokens + j.token.y, 0)"),
 }  # fmt: skip
 
 
@@ -184,11 +202,15 @@ def test_a_mistake_in_the_roles_is_caught(tmp_path, name):
     program = compiled(tmp_path / "lanes", 2, MISTAKES[name])
     problem, routing = PROBLEMS[0]
     sizes = [
-        Inputs(problem.replace(tokens=tokens), routing, 1, "prereduce", "ready", 2) for tokens in (40, 6)
+        Inputs(problem.replace(tokens=tokens), routing, 1, "prereduce", "ready", 2, walk)
+        for tokens in (40, 6)
+        for walk in WALKS
     ]
     for seed in range(24):
-        inputs = sizes[seed % 2]
-        done = ran(program, tmp_path, inputs, 2, (2, 1, 3, 2, 2, 1, seed))
+        inputs = sizes[seed % 4]
+        done = ran(
+            program, tmp_path, inputs, 2, (*((2, 1, 3, 2, 2), (1, 3, 3, 1, 2))[seed // 4 % 2], 1, seed)
+        )
         if done.returncode != 0 or wrong(tmp_path, inputs) != "":
             return
     pytest.fail(f"nothing was wrong although {name}")

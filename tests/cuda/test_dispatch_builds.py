@@ -17,6 +17,7 @@ from tktune.core.device import DeviceClass
 from tktune.core.paths import csrc_root
 from tktune.core.problem import Problem
 from tktune.families.base import family
+from tktune.families.cuda import push_globals
 from tktune.families.cuda.dispatch_globals import globals_bytes, meeting_bytes, self_test_bytes
 from tktune.families.dispatch_gemm.space import GATED_REGISTERS
 
@@ -90,6 +91,67 @@ VARIANTS = [
         },
     ),
     ("sm_90a", 2, "enk", {"ACTIVATIONS": "indexed", "ROW_BLOCK": 64, "CONSUMER_WARPS": 4}),
+    ("sm_90a", 2, "enk", {"ACTIVATIONS": "indexed", "TRANSPORT": "push"}),
+    ("sm_90a", 8, "ekn", {"ACTIVATIONS": "indexed", "TRANSPORT": "push", "DRAW": "dispenser"}),
+    (
+        "sm_90a",
+        4,
+        "enk",
+        {
+            "ACTIVATIONS": "indexed",
+            "TRANSPORT": "push",
+            "MAIN_LOOP": "wgmma_pingpong",
+            "COL_BLOCK": 192,
+            "STAGES": 5,
+            "OUT_SLOTS": 3,
+            "DRAW": "dispenser",
+        },
+    ),
+    (
+        "sm_90a",
+        2,
+        "enk",
+        {
+            "ACTIVATIONS": "indexed",
+            "TRANSPORT": "push",
+            "ROW_BLOCK": 256,
+            "COL_BLOCK": 192,
+            "STAGES": 3,
+            "MMA_DEPTH": 0,
+            "DRAW": "dispenser",
+        },
+    ),
+    (
+        "sm_90a",
+        1,
+        "enk",
+        {
+            "ACTIVATIONS": "indexed",
+            "TRANSPORT": "push",
+            "ROW_BLOCK": 192,
+            "COL_BLOCK": 192,
+            "OUT_SLOTS": 1,
+            "CONSUMER_WARPS": 12,
+            "DRAW": "dispenser",
+        },
+    ),
+    ("sm_90a", 2, "enk", {"TRANSPORT": "push", "DRAW": "dispenser"}),
+    ("sm_90a", 8, "ekn", {"TRANSPORT": "push", "CLUSTER": 2, "MMA_DEPTH": 0}),
+    (
+        "sm_90a",
+        2,
+        "enk",
+        {
+            "TRANSPORT": "push",
+            "ROW_BLOCK": 256,
+            "COL_BLOCK": 192,
+            "STAGES": 3,
+            "MMA_DEPTH": 0,
+            "DRAW": "dispenser",
+        },
+    ),
+    ("sm_120a", 2, "enk", {"TRANSPORT": "push"}),
+    ("sm_120a", 8, "ekn", {"TRANSPORT": "push", "WARP_M": 64, "DRAW": "dispenser"}),
     ("sm_120a", 2, "enk", {}),
     ("sm_120a", 4, "ekn", {"WARP_M": 64, "DRAW": "dispenser"}),
     ("sm_120a", 8, "enk", {"ROW_BLOCK": 64, "CONSUMER_WARPS": 4, "STAGES": 4, "DRAW": "dispenser"}),
@@ -116,11 +178,24 @@ def judged(cache, spec, world):
     path = outcome.artifact.path
     smem, threads, nbytes, _ = device_words(path, "tktune_dispatch_gemm_facts")
     assert (smem, threads) == (spec.facts["smem_bytes"], spec.facts["threads"])
-    assert nbytes == globals_bytes(world)
+    pushes = spec.defines.get("TKT_TRANSPORT") == "1"
+    assert nbytes == (push_globals.globals_bytes if pushes else globals_bytes)(world)
     words = device_words(path, "tktune_dispatch_gemm_world")
-    joins, indexed = (int(spec.defines.get(name, "0")) for name in ("TKT_DRAW", "TKT_ACTIVATIONS"))
-    assert words == [world, joins, meeting_bytes(world), self_test_bytes(world), indexed]
+    joins, indexed, pushes = (
+        int(spec.defines.get(f"TKT_{name}", "0")) for name in ("DRAW", "ACTIVATIONS", "TRANSPORT")
+    )
+    assert words == [world, joins, meeting_bytes(world), self_test_bytes(world), indexed, pushes]
     return path
+
+
+def row_movers(spec, world):
+    """Pieces of code that move rows: one that pulls and another beside the GEMM where warps are idle there, or one that
+    pushes, where there is anybody to push to, and one that scatters what was staged.
+    """
+    gathered = spec.defines.get("TKT_ACTIVATIONS", "0") == "0"
+    if spec.defines["TKT_TRANSPORT"] == "1":
+        return (world > 1) + gathered
+    return 1 + (spec.arch == "sm_90a" and gathered and spec.defines.get("TKT_CLUSTER", "1") == "1")
 
 
 @pytest.mark.parametrize(
@@ -138,17 +213,18 @@ def test_a_variant_compiles_within_its_formulas(cache, arch, world, layout, chan
         return
     dump = [dumper, "-sass", "-fun", "tktune_dispatch_gemm", str(path)]
     sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
-    assert sass.count("UBLKCP") == 2  # one bulk load, one bulk store
+    assert sass.count("UBLKCP") == 2 * row_movers(spec, world)  # each has a bulk load and a bulk store
     assert not re.findall(r"@!?U?P\d+ U(?:TMALDG|TMASTG|BLKCP)\S*", sass)
     assert not re.findall(r"\b(?:CALL|LDL|STL)\.?\S*", sass)
 
 
-def test_the_rehearsal_of_sm_120a_compiles_for_sm_90(cache):
+@pytest.mark.parametrize("transport", ["pull", "push"])
+def test_the_rehearsal_of_sm_120a_compiles_for_sm_90(cache, transport):
     rehearsal = DeviceClass("cuda", "sm_90", 110, 101376, 50331648, "nvlink", remote_atomics=False)
     problem = dispatch_problem(2)
     bench = family("dispatch_gemm")
     space = bench.space(problem, rehearsal)
-    config = space.default_config().replace(DRAW="dispenser")
+    config = space.default_config().replace(DRAW="dispenser", TRANSPORT=transport)
     assert space.broken(config) == []
     judged(cache, bench.build_spec(space.build_part(config), problem, rehearsal), 2)
 

@@ -12,7 +12,7 @@ from tktune.build.toolchain import detect, nvcc_present
 from tktune.core.paths import csrc_root
 from tktune.families import abi
 from tktune.families.cuda import dispatch_globals as mirror
-from tktune.families.cuda.dispatch_globals import DispatchGlobals, RowSlots
+from tktune.families.cuda.dispatch_globals import NO_SLOTS, DispatchGlobals, RowSlots
 from tktune.families.cuda.gemm_globals import GLOBALS_BYTES, GemmGlobals, Guard, View
 
 LAYOUT = """
@@ -31,7 +31,10 @@ extern "C" __device__ int32_t globals_layout[] = {
 extern "C" __device__ int32_t roles_layout[] = {
     AT(G, num_comp_blocks) - AT(G, roles), AT(G, head) - AT(G, roles), AT(G, top_k) - AT(G, roles),
     AT(G, wave) - AT(G, roles), AT(G, opening) - AT(G, roles), AT(G, warp_slots) - AT(G, roles),
-    AT(G, comm_warps) - AT(G, roles), AT(G, pending) - AT(G, roles)};
+    AT(G, comm_warps) - AT(G, roles), AT(G, pending) - AT(G, roles), AT(G, unread) - AT(G, roles),
+    AT(G, pieces) - AT(G, roles), AT(G, beside) - AT(G, roles), AT(G, beside_slots) - AT(G, roles),
+    AT(G, beside_pending) - AT(G, roles), AT(G, beside_unread) - AT(G, roles),
+    AT(G, beside_pieces) - AT(G, roles), AT(G, openers) - AT(G, roles)};
 extern "C" __device__ int32_t meeting_layout[] = {AT(M, words), AT(M, sequence), AT(M, guard), sizeof(M)};
 extern "C" __device__ int32_t self_test_layout[] = {
     AT(S, memory), AT(S, errors), AT(S, first), AT(S, guard), AT(S, rounds), sizeof(S)};
@@ -39,7 +42,7 @@ extern "C" __device__ int32_t symmetric[] = {
     L::kMeeting, L::kFlags, L::kAcknowledged, L::kInbox, L::kInboxBytes, L::kHeaderBytes};
 extern "C" __device__ int32_t constants[] = {
     tkt::kCommunicate, tkt::kCompute, tkt::kGated, tkt::kNeverLast,
-    tkt::kSlotReserveBytes, tkt::kMostSlots};
+    tkt::kSlotReserveBytes, tkt::kMostSlots, tkt::kBesideReserveBytes, tkt::kMostOpen};
 """
 
 
@@ -65,7 +68,7 @@ def test_the_compiler_lays_out_what_the_mirror_packs(tmp_path, world):
         *(m.GATHERED, m.PLAN, m.PULL_INDICES, m.PULL_TOKENS, m.PULL_SLOTS, m.SLACK),
         *(m.ARRIVALS, m.QUEUE, m.ROLES, m.PENDING, m.TOKENS, m.globals_bytes(world)),
     ]
-    assert device_words(cubin, "roles_layout") == [4, 8, 12, 16, 20, 24, 28, 32]
+    assert device_words(cubin, "roles_layout") == list(range(4, 68, 4))
     after = 8 * world
     assert device_words(cubin, "meeting_layout") == [0, after, after + 8, m.meeting_bytes(world)]
     assert device_words(cubin, "self_test_layout") == [
@@ -73,7 +76,7 @@ def test_the_compiler_lays_out_what_the_mirror_packs(tmp_path, world):
     ]
     assert device_words(cubin, "constants") == [
         *(m.COMMUNICATE, m.COMPUTE, m.GATED, m.NEVER_LAST),
-        *(m.SLOT_RESERVE_BYTES, m.MOST_SLOTS),
+        *(m.SLOT_RESERVE_BYTES, m.MOST_SLOTS, m.BESIDE_RESERVE_BYTES, m.MOST_PENDING),
     ]
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (the extra `cuda`)")
     from tktune.families.cuda import symmetric as s
@@ -89,12 +92,14 @@ def test_each_field_is_packed_where_the_layout_says():
     gemm = GemmGlobals(*views, 0xCC00, 0xDD00, guard, 32, 4096, 3072, 128)
     packed = DispatchGlobals(
         *(gemm, 1, 2, 3, 4, 5, 6, 7, 8),
-        *(mirror.FUSED, 116, 256, 6, 4, 1, RowSlots(12, 2, 1), (0xE000, 0xF000), 512),
+        *(mirror.FUSED, 116, 256, 6, 4, 1, RowSlots(12, 2, 3, 1, 4), (0xE000, 0xF000), 512),
+        *(RowSlots(2, 5, 6, 7, 8), 3),
     ).packed()
     assert len(packed) == mirror.globals_bytes(2)
     assert packed[:GLOBALS_BYTES] == gemm.packed()
     assert struct.unpack_from("<8Q", packed, mirror.GATHERED) == (1, 2, 3, 4, 5, 6, 7, 8)
-    assert struct.unpack_from("<9i", packed, mirror.ROLES) == (7, 116, 256, 6, 4, 1, 2, 12, 1)
+    assert struct.unpack_from("<11i", packed, mirror.ROLES) == (7, 116, 256, 6, 4, 1, 2, 12, 3, 1, 4)
+    assert struct.unpack_from("<6i", packed, mirror.PENDING + 12) == (2, 5, 6, 7, 8, 3)
     assert struct.unpack_from("<QiiQii", packed, mirror.TOKENS) == (0xE000, 512, 4096, 0xF000, 512, 4096)
 
 
@@ -114,20 +119,44 @@ def test_smaller_arguments_have_the_sizes_that_are_told():
 @pytest.mark.parametrize(
     ("smem", "hidden", "warps", "wanted"),
     [
-        (232448, 4096, 12, RowSlots(12, 2, 1)),
-        (232448, 7168, 12, RowSlots(8, 2, 1)),
-        (232448, 2048, 12, RowSlots(12, 4, 2)),
-        (101376, 4096, 9, RowSlots(6, 2, 1)),
-        (101376, 7168, 9, RowSlots(3, 2, 1)),
-        (101376, 32768, 9, RowSlots(1, 1, 0)),
-        (232448, 64, 12, RowSlots(12, 8, 4)),
+        (232448, 4096, 12, RowSlots(12, 2, 1, 1)),
+        (232448, 7168, 12, RowSlots(8, 2, 1, 1)),
+        (232448, 2048, 12, RowSlots(12, 4, 2, 2)),
+        (101376, 4096, 9, RowSlots(6, 2, 1, 1)),
+        (101376, 7168, 9, RowSlots(3, 2, 1, 1)),
+        (101376, 32768, 9, RowSlots(1, 1, 0, 0)),
+        (232448, 64, 12, RowSlots(12, 8, 4, 4)),
     ],
 )
 def test_row_slots_are_as_many_as_fit(smem, hidden, warps, wanted):
     slots = RowSlots.within(smem, 2 * hidden, warps)
     assert slots == wanted
     assert slots.smem_bytes(2 * hidden) <= smem
-    assert slots.pending < slots.of_warp
+    assert slots.unread < slots.of_warp and slots.pending + slots.of_warp <= 32
+
+
+@pytest.mark.parametrize(
+    ("gemm", "hidden", "warps", "wanted"),
+    [
+        (205216, 4096, 1, RowSlots(1, 3, 3, 1)),
+        (205216, 4096, 2, RowSlots(2, 3, 3, 1, 2)),
+        (205216, 7168, 2, RowSlots(2, 3, 3, 1, 4)),
+        (188832, 7168, 2, RowSlots(2, 3, 3, 1, 2)),
+        (188832, 64, 2, RowSlots(2, 8, 8, 4)),
+        (229376 + 600, 4096, 1, RowSlots(1, 4, 4, 2, 16)),  # 512 bytes a piece
+        (229376 + 600, 4096, 2, RowSlots(2, 2, 2, 1, 16)),
+        (232448 - 700, 4096, 2, NO_SLOTS),
+        (188832, 4096, 0, NO_SLOTS),
+        (205216, 4096 + 8, 2, NO_SLOTS),  # a row of 513 × 16 bytes has no halves
+    ],
+)
+def test_slots_beside_a_gemm_fit_what_it_leaves(gemm, hidden, warps, wanted):
+    slots = RowSlots.beside(232448, gemm, 2 * hidden, warps)
+    assert slots == wanted
+    if slots.warps:
+        taken = slots.warps * slots.of_warp * (2 * hidden // slots.pieces)
+        assert gemm + 127 + mirror.BESIDE_RESERVE_BYTES + taken <= 232448 + 127
+        assert 8 * slots.warps * slots.of_warp <= mirror.BESIDE_RESERVE_BYTES
 
 
 def test_a_row_that_fits_no_memory_is_refused():

@@ -299,4 +299,4 @@ def test_slots_fit_the_shared_memory_of_each_class():
             assert used <= device.smem_optin_bytes and pending <= max(0, of_warp - 1)
             assert space.WARPS * of_warp * 8 <= space.RESERVE_BYTES
     assert space.slots_of_block("pull", 8192, device_class("sm_90a")) == 28
-    assert space.slots_of_block("plain_pull", 8192, device_class("sm_90a")) == 4
+    assert space.slots_of_block("plain_pull", 8192, device_class("sm_90a")) == 8

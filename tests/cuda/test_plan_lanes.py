@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tktune.core import tables
+from tktune.core import tables, tables_torch
 from tktune.core.paths import csrc_root
 from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
@@ -163,6 +163,22 @@ def test_every_rank_hears_of_a_wrong_id_and_leaves_it_out(runner, tmp_path, wron
         here = np.delete(ids.reshape(-1, 3), 40 + 37, axis=0) // problem.local_experts == rank
         assert np.array_equal(others >= 0, here)
         compare(second[rank], tables.build(clean, problem, rank), problem.local_experts)
+
+
+def test_minus_one_is_no_expert_and_no_mistake(runner, tmp_path):
+    """Tokens that are not there: the tables are those of the other tokens, also where a rank brings none at all."""
+    problem = problem_of(8, 3, 40, 2)
+    ids = parse_routing("uniform").draw(problem, 3)
+    ids[1, 30:] = -1
+    ids[0, 5, 1] = -1
+    empty = ids.copy()
+    empty[0] = -1
+    for plan, of_ranks in zip(
+        [ids, empty], build(runner, tmp_path, problem, [ids, empty], blocks=2), strict=True
+    ):
+        for rank, found in enumerate(of_ranks):
+            golden = tables_torch.build(plan, problem, rank, check_ids=False).numpy()
+            compare(found, golden, problem.local_experts)
 
 
 def test_rows_that_do_not_fit_make_an_empty_plan_and_say_how_many_there_were(runner, tmp_path):

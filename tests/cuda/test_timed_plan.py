@@ -82,7 +82,7 @@ def seated(monkeypatch):
     made._control = types.SimpleNamespace(guard=Guard(1.0), launching=Nothing)
     made._memory = types.SimpleNamespace(addresses=lambda offset: (0x1000 + offset, 0x2000 + offset))
     made._sequence = torch.zeros(1, dtype=torch.int64)
-    facts = types.SimpleNamespace(cluster=1, threads=384)
+    facts = types.SimpleNamespace(cluster=1, threads=384, smem_bytes=205216)
     made._module = types.SimpleNamespace(facts=facts, smem_bytes=232448, function="fused", meet="meet")
     made._stopwatch = Watch()
     made._timed_plans = log.timed = TimedPlans(PROBLEM, (0x5000, 0x6000), Guard(9.0, rank=1), CPU)

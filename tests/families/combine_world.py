@@ -28,7 +28,13 @@ from tktune.families.gemm_combine.launch import GUARD_ROWS, CpuWorkbench
 from tktune.families.parallel_tensor import ParallelTensor
 
 LAUNCH = Config(
-    num_comm_sms=1, num_reduce_sms=1, form="prereduce", order="ready", rows_in_flight=1, signal_groups=1
+    num_comm_sms=1,
+    num_reduce_sms=1,
+    form="prereduce",
+    order="ready",
+    rows_in_flight=1,
+    signal_groups=1,
+    walk="experts",
 )
 
 

@@ -45,15 +45,17 @@ def seated(
 
 
 def test_every_config_leaves_the_same_bits(builder: Builder, tmp_path: Path) -> None:
-    """Form, order, granularity, rows in flight and split decide who does what when, and nothing of the result."""
+    """Form, order, granularity, walk, rows in flight and split decide who does what when, and nothing of the result."""
     first = None
     with seated(builder, tmp_path, problem_of()) as benches:
-        for form, order, groups, rows in itertools.product(FORMS, ORDERS, (1, 2), (1, 4)):
+        runs = ((1, "experts"), (2, "experts"), (2, "columns"))
+        for form, order, (groups, walk), rows in itertools.product(FORMS, ORDERS, runs, (1, 4)):
             for split, reducers in ((1, 1), (3, 1), (2, 2)):
                 benches.gate(
                     form=form,
                     order=order,
                     signal_groups=groups,
+                    walk=walk,
                     rows_in_flight=rows,
                     num_comm_sms=split,
                     num_reduce_sms=reducers,

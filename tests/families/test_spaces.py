@@ -74,6 +74,7 @@ print(min(cpu_seconds({name!r}, {device!r}) for _ in range(3)))
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("device", DEVICES)
 def test_enumeration_takes_less_than_a_second(name, device):

@@ -82,6 +82,8 @@ class FaultyBench:
 
     def close(self) -> None:
         self.page.close()
+        if os.environ.get("FAULTY_CLOSE_RANK") == str(self.seat.rank):
+            raise RuntimeError("asked to raise")
 
     def _maybe(self, config: Config, command: str) -> str:
         """Misbehave when the config asks this rank to do so in this command."""

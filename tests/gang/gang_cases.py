@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tktune.core.device import DeviceClass
 from tktune.core.problem import Problem
-from tktune.gang.gang import Deadlines
+from tktune.gang.limits import Deadlines
 
 GENEROUS = Deadlines(grace_s=20.0)
 

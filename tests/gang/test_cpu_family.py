@@ -14,7 +14,8 @@ from tktune.core.device import DeviceClass
 from tktune.core.policy import Policy
 from tktune.core.problem import Problem
 from tktune.families.base import family
-from tktune.gang.gang import Deadlines, Gang
+from tktune.gang.gang import Gang
+from tktune.gang.limits import Deadlines
 from tktune.gang.trial import TrialPlan, measure_trial
 
 DEVICE = DeviceClass("cpu", "test", 4, 1 << 20, 1 << 22, "shm")

@@ -12,7 +12,8 @@ from gang_cases import GENEROUS, gone
 from tktune.core.config import Config
 from tktune.core.errors import GangError
 from tktune.core.status import checked
-from tktune.gang.gang import Deadlines, Gang, Outcome
+from tktune.gang.gang import Gang, Outcome
+from tktune.gang.limits import Deadlines
 
 TIGHT = Deadlines(load_s=0.6, gate_s=1.0, time_s=1.0, iteration_s=0.0, grace_s=0.2)
 HEALTHY = Config(FAULT="none")

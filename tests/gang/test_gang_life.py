@@ -16,7 +16,8 @@ from gang_cases import GENEROUS, eventually, gone
 from tktune.core.config import Config
 from tktune.core.errors import GangError, WordsError
 from tktune.core.policy import Policy
-from tktune.gang.gang import Deadlines, Gang
+from tktune.gang.gang import Gang
+from tktune.gang.limits import RENEW_AFTER_LOADS, Deadlines, renewal
 
 HEALTHY = Config(FAULT="none")
 
@@ -206,3 +207,43 @@ def test_words_that_cannot_be_meant_are_refused() -> None:
         Gang(faulty_problem(), toy_device(), Policy(), spin_limit_s=5.0, deadlines=Deadlines(gate_s=4.0))
     with pytest.raises(WordsError, match="There is no family"):
         Gang(faulty_problem().replace(family="nothing"), toy_device(), Policy(), deadlines=GENEROUS)
+
+
+def test_a_gang_turns_to_another_problem_with_the_same_ranks(make_gang: Callable[..., Gang]) -> None:
+    gang, doing = make_gang(), []
+    gang.load("/nowhere", "sha", Config())
+    assert gang.gate(Config(), "uniform", 0).ok
+    pids, problem = gang.pids, gang.problem.replace(tokens=16)
+    gang.watcher = doing.append
+    gang.turn_to(problem)
+    assert doing == ["leave", "", "prepare", ""]
+    assert gang.pids == pids and gang.problem == problem and gang.loaded is None
+    loaded = gang.load("/nowhere", "sha", Config())
+    assert loaded.ok and {body["facts"]["loads"] for body in loaded.bodies} == {1}  # a workbench of its own
+    assert gang.gate(Config(), "uniform", 0).ok and gang.time(Config(US=5), "fused", 0, 3).worst_us
+    assert gang.respawns == gang.renewals == 0
+
+
+def test_ranks_that_cannot_leave_their_seats_are_replaced(make_gang: Callable[..., Gang]) -> None:
+    gang = make_gang(ranks_env={"FAULTY_CLOSE_RANK": "1"})
+    gang.start()
+    pids = gang.pids
+    gang.turn_to(gang.problem.replace(tokens=16))
+    assert gang.alive and not set(pids) & set(gang.pids)
+    assert gang.load("/nowhere", "sha", Config()).ok
+
+
+def test_a_gang_without_ranks_turns_without_starting_any_and_not_to_a_stranger(
+    make_gang: Callable[..., Gang],
+) -> None:
+    gang = make_gang()
+    problem = gang.problem.replace(tokens=16)
+    gang.turn_to(problem)
+    assert not gang.pids and gang.problem == problem
+    with pytest.raises(ValueError, match="cannot turn"):
+        gang.turn_to(problem.replace(world=4))
+
+
+def test_ranks_with_a_gpu_are_renewed_later(make_gang: Callable[..., Gang]) -> None:
+    cpu, gpu = make_gang(), make_gang(backend="cuda")
+    assert renewal(gpu.device) > renewal(cpu.device) == RENEW_AFTER_LOADS

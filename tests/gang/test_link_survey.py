@@ -13,7 +13,7 @@ from tktune.core.errors import ArtifactError, GangError, ToolchainError
 from tktune.families.link_model import PEER_WAYS, WAYS
 from tktune.families.link_probe import space
 from tktune.gang import link_survey
-from tktune.gang.gang import Deadlines
+from tktune.gang.limits import Deadlines
 from tktune.gang.link_survey import curve_plan, survey
 
 DEVICE = device_class("sm_90a")

@@ -31,12 +31,19 @@ INDEXED: list[dict[str, Any]] = [
     {"ACTIVATIONS": "indexed", **words}
     for words in (*WGMMA[:4], {"ROW_BLOCK": 192, "COL_BLOCK": 192, "OUT_SLOTS": 1, "CONSUMER_WARPS": 12})
 ]
-MMA_SYNC: list[dict[str, Any]] = [{}, {"WARP_M": 64, "DRAW": "dispenser"}]
+MMA_SYNC: list[dict[str, Any]] = [
+    {},
+    {"WARP_M": 16, "DRAW": "stride"},
+    {"COL_BLOCK": 256, "STAGES": 2, "PRODUCER_WARPS": 0},
+    {"ROW_BLOCK": 64, "CONSUMER_WARPS": 4, "STAGES": 4},
+]
 LAUNCHES: list[dict[str, Any]] = [
     {"num_comm_sms": 16, "order": "token"},
     {"num_comm_sms": 16, "order": "mixed"},
     {"num_comm_sms": 2, "order": "slot", "opening": 0},
     {"num_comm_sms": 48, "order": "slot", "raster_rows": 1},
+    {"num_comm_sms": 4, "order": "beside"},
+    {"num_comm_sms": 4, "order": "beside", "openers": 2},
 ]
 ROUTINGS = ("uniform", "empty:0", "hot:0.9@3", "one:3", "zipf:1.2")
 

@@ -13,6 +13,7 @@ from tktune.report.forms import report_object
 from tktune.report.markdown import markdown
 from tktune.report.model import RunTime
 from tktune.report.usage import usage_text
+from tktune.search.account import ACCOUNT, Spent
 from tktune.search.study import load_study
 from tktune.store.results import Store
 from tktune.store.rows import AttributionRow, VerificationRow
@@ -169,3 +170,35 @@ def test_it_is_shown_in_every_form(store, clock):
     assert usage_text([RunTime(100.0, 80.0, 20.0, 30.0, 5.0, 20.0)]) == (
         "Ranks gated or timed for 70% of 1 min 40 s."
     )
+
+
+def test_the_account_that_a_run_kept_speaks_for_it(store, clock):
+    run = Run(store, clock, "one")
+    run.trial(0, 1000.0)
+    seconds = {
+        "gating": 2.0,
+        "timing": 3.0,
+        "starting": 1.0,
+        "waiting for builds": 2.0,
+        "loading": 0.01,
+        "other": 1.99,
+    }
+    spent = Spent(10.0, 1, seconds)
+    store.event(
+        ACCOUNT, spent.sentence, {"run_id": "two", "problem": run.problem.digest, **Spent(1.0, 1).facts()}
+    )
+    store.event(ACCOUNT, spent.sentence, {"run_id": "one", "problem": "another", **Spent(1.0, 1).facts()})
+    store.event(ACCOUNT, spent.sentence, {"run_id": "one", "problem": run.problem.digest, **spent.facts()})
+    run.search_ended(1004.0, 4.0)
+    found = run_time_of(store)
+    assert found is not None and found.spent == spent
+    assert (found.wall_s, found.search_s) == (10.0, 4.0)
+    assert found.busy_share == pytest.approx(0.5) and found.busy_share_built == pytest.approx(5 / 8)
+    said = (
+        "anks gated or timed for 5.0 of 10.0 s (50%, 62% of what did not wait for builds); waiting for builds 2.0 s, "
+        "other 2.0 s, starting 1.0 s"
+    )
+    assert f"r{said}" in markdown(collect(store, title="usage"))
+    assert usage_text([found]) == f"R{said}."
+    twice = usage_text([found, found])
+    assert twice.startswith("Ranks gated or timed for 10.0 of 20.0 s (50%")

@@ -63,6 +63,7 @@ def test_a_lookup_imports_nothing_heavy(path: Path, provenance: str) -> None:  #
     assert provenance != "missing" or not path.exists()
 
 
+@pytest.mark.alone
 def test_a_lookup_as_a_process_takes_half_a_second_at_most(path: Path) -> None:  # noqa: F811
     from tktune.core.device import device_class
 
@@ -75,6 +76,7 @@ def test_a_lookup_as_a_process_takes_half_a_second_at_most(path: Path) -> None: 
     assert min(times) <= 0.5
 
 
+@pytest.mark.alone
 def test_a_repeated_lookup_takes_two_microseconds_at_most(path: Path) -> None:  # noqa: F811
     win(path, problem(), SMALL, 80.0)
     database = str(path)

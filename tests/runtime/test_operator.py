@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from rank_pair import RankPair
 
 import tktune
 from tktune.core.errors import ArtifactError, LaunchFailed, ProblemError, RanksDisagree, RoutingError
@@ -40,17 +40,11 @@ def bf16(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
 
 
-def on_two_ranks(scenario: Any, tmp_path: Path, *words: Any) -> None:
-    mp.spawn(_rank, args=(scenario, str(tmp_path / "rendezvous"), words), nprocs=2)
-
-
-def _rank(rank: int, scenario: Any, rendezvous: str, words: tuple[Any, ...]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    scenario(rank, *words)
-    gc.collect()  # a caught error's frames still hold the group, and gloo aborts when it outlives the interpreter
-    dist.barrier()
-    dist.destroy_process_group()
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPair]:
+    made = RankPair(tmp_path_factory.mktemp("pair"))
+    yield made
+    made.close()
 
 
 def test_two_ranks_of_the_example_match_torch() -> None:
@@ -127,8 +121,8 @@ def _zero_copy(rank: int) -> None:
     op.close()
 
 
-def test_rows_written_to_the_operators_input_need_no_copy(tmp_path: Path) -> None:
-    on_two_ranks(_zero_copy, tmp_path)
+def test_rows_written_to_the_operators_input_need_no_copy(pair: RankPair) -> None:
+    pair.run(_zero_copy)
 
 
 def _one_rank_has_wrong_ids(rank: int) -> None:
@@ -139,8 +133,8 @@ def _one_rank_has_wrong_ids(rank: int) -> None:
     op.close()
 
 
-def test_wrong_ids_on_one_rank_raise_on_all(tmp_path: Path) -> None:
-    on_two_ranks(_one_rank_has_wrong_ids, tmp_path)
+def test_wrong_ids_on_one_rank_raise_on_all(pair: RankPair) -> None:
+    pair.run(_one_rank_has_wrong_ids)
 
 
 def _one_rank_has_no_artifact(rank: int, cache: str) -> None:
@@ -150,8 +144,8 @@ def _one_rank_has_no_artifact(rank: int, cache: str) -> None:
         tktune.load("dispatch_gemm", **SHAPE, group=dist.group.WORLD, device="cpu", cache=place, build=False)
 
 
-def test_an_artifact_missing_on_one_rank_raises_on_all(tmp_path: Path) -> None:
-    on_two_ranks(_one_rank_has_no_artifact, tmp_path, str(tmp_path / "empty"))
+def test_an_artifact_missing_on_one_rank_raises_on_all(pair: RankPair, tmp_path: Path) -> None:
+    pair.run(_one_rank_has_no_artifact, str(tmp_path / "empty"))
 
 
 def _a_peer_does_not_come(rank: int) -> None:
@@ -167,5 +161,16 @@ def _a_peer_does_not_come(rank: int) -> None:
     op.close()
 
 
-def test_a_peer_that_does_not_come_is_a_sentence_and_no_hang(tmp_path: Path) -> None:
-    on_two_ranks(_a_peer_does_not_come, tmp_path)
+def test_a_peer_that_does_not_come_is_a_sentence_and_no_hang(pair: RankPair) -> None:
+    pair.run(_a_peer_does_not_come)
+
+
+def _fails_on_rank_one(rank: int) -> None:
+    if rank:
+        raise ValueError("no rows here")
+
+
+def test_a_scenario_that_fails_fails_its_test(pair: RankPair) -> None:
+    with pytest.raises(AssertionError, match=r"(?s)rank 1: .*no rows here"):
+        pair.run(_fails_on_rank_one)
+    assert not pair.living

@@ -182,6 +182,15 @@ class FakeGang:
     def start(self) -> None:
         return None
 
+    def close(self) -> None:
+        return None
+
+    def interrupt(self) -> None:
+        return None
+
+    def turn_to(self, problem: Problem) -> None:
+        self.problem, self.loaded = problem, None
+
     def load(self, artifact: Path, sha256: str, build_part: Config) -> Outcome:
         self._alone()
         if build_part != self.loaded:
@@ -251,6 +260,7 @@ def tune_in(
         make_gang=lambda problem, device, policy, **_: FakeGang(world, problem, device, policy),  # type: ignore[arg-type,return-value]
         family=lambda name: family or FakeFamily(),
         clock=lambda: world.now,
+        overlap=False,
     )
     cache = FakeCache(world)
     results = tune(

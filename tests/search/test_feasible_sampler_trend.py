@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from tktune.search.coordinates import FeasibleRows
+from tktune.search.kernel import Kernel
+from tktune.search.kernel import prior as kernel_prior
 from tktune.search.pool_search import PoolSearch
 from tktune.search.trend import Trend
 
@@ -121,3 +123,21 @@ def test_rows_without_an_estimate_stand_in_the_slow_half():
     known = CODES[:, 3] != 2
     assert (trend.expected[~known] > np.median(trend.expected[known])).all()
     assert CODES[trend.foremost[0], 3] != 2
+
+
+def test_what_a_prior_misses_is_smooth_in_sizes_and_abrupt_between_choices():
+    def alike(one: int, other: int, *, of_misses: bool) -> float:
+        theta, _ = kernel_prior(ROWS, of_misses=of_misses)
+        return float(Kernel(ROWS, theta).from_row(one, [other])[0])
+
+    row = 0
+    other_choice = int(np.flatnonzero((CODES[row] + [0, 0, 0, 1] == CODES).all(axis=1))[0])
+    other_size = int(np.flatnonzero((CODES[row] + [1, 0, 0, 0] == CODES).all(axis=1))[0])
+    assert alike(row, other_choice, of_misses=True) < 0.85 * alike(row, other_choice, of_misses=False)
+    assert alike(row, other_size, of_misses=True) > alike(row, other_size, of_misses=False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_prior_that_is_wrong_about_a_choice_alone_is_soon_put_right(seed):
+    wrong = LOG_COST + 0.9 * (CODES[:, 3] == MIDDLE[3])
+    assert best_after(25, wrong, seed) < 0.15

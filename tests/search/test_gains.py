@@ -115,6 +115,36 @@ def test_a_dropped_or_begun_row_is_never_chosen():
     assert one.measure(None, 0.0, building=False) == Config(TILE=32, split=1)
 
 
+class Neighbourly(Written):
+    """As `Written`, where every row with a gain below a thousandth is near the best."""
+
+    def near(self, row: Config) -> list[Config]:
+        return [one for one, gain in self.left.items() if 0 < gain < 1e-3]
+
+
+@pytest.mark.parametrize("building", [True, False])
+def test_neighbours_that_promise_nothing_do_not_keep_it_from_what_promises_most(building):
+    """A turn among the neighbours of the best is no reason to build while other made rows are worth their time."""
+    gains = {(16, 1): 0.03, (16, 2): 1e-7, (32, 1): 0.02, (32, 2): 2e-7, (64, 1): 1e-4}
+    model = Neighbourly({Config(TILE=tile, split=split): gain for (tile, split), gain in gains.items()})
+    one = GainChooser(ROWS, BUILD_OF, model, costs(10.0))
+    one.made(B16)
+    one.made(B32)
+    one.tell([(Config(TILE=64, split=2), 100.0)])
+    chosen = [one.measure(None, 0.0, building=building) for _ in range(8)]
+    assert None not in chosen
+
+
+def test_a_neighbour_worth_its_time_has_its_turn_before_rows_that_promise_more():
+    gains = {(16, 1): 0.03, (16, 2): 1e-4, (32, 1): 0.02}
+    model = Neighbourly({Config(TILE=tile, split=split): gain for (tile, split), gain in gains.items()})
+    one = GainChooser(ROWS, BUILD_OF, model, costs(10.0))
+    one.made(B16)
+    one.made(B32)
+    one.tell([(Config(TILE=64, split=2), 100.0)])
+    assert [one.measure(None, 0.0, building=True)["split"] for _ in range(4)].count(2) == 1
+
+
 @given(seed=st.integers(0, 1000), kind=st.sampled_from(["model", "prior", "random"]), ahead=st.booleans())
 @settings(max_examples=25, deadline=None)
 def test_every_row_comes_once_whatever_becomes_of_the_others(seed, kind, ahead):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
-from recorded import large, recording
+from recorded import recording
 
 from tktune.core.errors import WordsError, WorkError
 from tktune.search import recording_form
 from tktune.search.effort import PROFILES
-from tktune.search.recording import Recording, quieter
+from tktune.search.recording import Recording
 from tktune.search.recording_form import form_of, read_recording, write_recording
 from tktune.search.replay import replay, study_of
 from tktune.search.replay_rooms import Disturbance
@@ -122,26 +122,6 @@ def test_every_field_of_the_form_is_in_the_page():
 
 def test_the_version_of_the_page_is_the_version_of_the_form():
     assert f"version {recording_form.VERSION}" in PAGE.read_text()
-
-
-def test_of_two_recordings_the_quieter_trial_stands():
-    best = recording().optimum
-    noisy = dataclasses.replace(
-        recording(),
-        trials={
-            config: dataclasses.replace(
-                trial, time_us=trial.time_us and trial.time_us * (3 if at % 2 else 0.5)
-            )
-            for at, (config, trial) in enumerate(recording().trials.items())
-        },
-    )
-    found = quieter(recording(), noisy)
-    for at, (config, trial) in enumerate(found.trials.items()):
-        whole = recording().trials[config]
-        assert trial == (whole if at % 2 or not whole.timed else noisy.trials[config])
-    assert found.default == recording().default and best.config in found.trials
-    with pytest.raises(WordsError, match="not of the same space"):
-        quieter(recording(), large())
 
 
 def test_the_recording_of_a_cpu_that_ships_is_sound_and_large_enough():

@@ -1,10 +1,12 @@
-"""Runs a toy study as a process of its own, so that it can be killed: `python toy_driver.py DATABASE CACHE WITNESS`.
+"""Runs a toy study as a process of its own, so that it can be killed: `python toy_driver.py DATABASE CACHE WITNESS
+[BACKEND]`. With the backend cuda the driver decides while its ranks measure.
 
 Each trial that ended is appended to the witness file after its row was committed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -21,7 +23,11 @@ PROBLEM = Problem("toy_family:FAMILY", hidden=64, cols=64, experts=4, top_k=2, t
 DEVICE = DeviceClass("cpu", "toy", 4, 1 << 20, 1 << 20, "shm")
 
 
-def main(url: str, cache: str, witness: str) -> None:
+def on(backend: str) -> DeviceClass:
+    return dataclasses.replace(DEVICE, backend=backend)
+
+
+def main(url: str, cache: str, witness: str, backend: str = "cpu") -> None:
     def on_event(event: Event) -> None:
         print(type(event).__name__, flush=True)
         if isinstance(event, TrialDone | FinalistRound | Resumed):
@@ -32,7 +38,7 @@ def main(url: str, cache: str, witness: str) -> None:
                 file.write(json.dumps(said) + "\n")
 
     study = Study("toy", PROBLEM.family, "cpu", (PROBLEM,), TRIALS, 600.0, 0, 2)
-    (result,) = tune(study, url, ArtifactCache(Path(cache)), listener=Tee(on_event), device=DEVICE)
+    (result,) = tune(study, url, ArtifactCache(Path(cache)), listener=Tee(on_event), device=on(backend))
     print(json.dumps({"winner": result.winner and result.winner.json, "measured": result.measured}))
 
 

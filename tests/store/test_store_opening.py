@@ -70,6 +70,7 @@ def test_an_empty_file_is_a_fresh_database(tmp_path: Path) -> None:
         assert store.stats()["trials"] == 0
 
 
+@pytest.mark.alone
 def test_a_fresh_database_is_made_within_a_second(tmp_path: Path) -> None:
     program = (
         "import sys, time; from tktune.store.results import Store; before = time.perf_counter();"

@@ -158,21 +158,27 @@ def test_a_study_that_is_not_there_names_those_that_are(tmp_path):
 
 
 NAMES = (
+    "deepseek-v3-combine",
     "deepseek-v3",
     "glm-4.5",
     "gpt-oss-120b",
     "mixtral-8x7b",
     "quickstart",
+    "qwen3-235b-a22b-combine",
     "qwen3-235b-a22b",
+    "qwen3-30b-a3b-combine",
     "qwen3-30b-a3b",
 )
 MODELS = {
     "deepseek-v3": (7168, 4096, 256, 8),
+    "deepseek-v3-combine": (2048, 7168, 256, 8),
     "glm-4.5": (5120, 3072, 160, 8),
     "gpt-oss-120b": (2880, 5760, 128, 4),
     "mixtral-8x7b": (4096, 28672, 8, 2),
     "qwen3-235b-a22b": (4096, 3072, 128, 8),
+    "qwen3-235b-a22b-combine": (1536, 4096, 128, 8),
     "qwen3-30b-a3b": (2048, 1536, 128, 8),
+    "qwen3-30b-a3b-combine": (768, 2048, 128, 8),
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tktune.build import commands, facts, toolchain
+from tktune.build import commands, facts, pairs, toolchain
 from tktune.build.artifact import LOG_NAME, Artifact, BuildOutcome, altered, read_manifest
 from tktune.build.builder import Failure, Order, build_batch
 from tktune.build.digest import artifact_digest
@@ -69,10 +69,13 @@ class ArtifactCache:
 
     def toolchain(self, spec: BuildSpec) -> Toolchain:
         """The compiler that would build `spec` here. Raises `ToolchainError`."""
-        return toolchain.detect(commands.toolchain_kind(spec), spec.arch)
+        first = spec.parts[0] if spec.parts else spec
+        return toolchain.detect(commands.toolchain_kind(first), first.arch)
 
     def digest(self, spec: BuildSpec) -> str:
         """The name of the artifact `spec` becomes here. Raises `ToolchainError`, `ArtifactError`."""
+        if spec.parts:
+            return pairs.pair_digest([self.digest(part) for part in spec.parts])
         return artifact_digest(spec, self.toolchain(spec))
 
     def find(self, digest: str) -> Artifact | None:
@@ -123,6 +126,8 @@ class ArtifactCache:
         published until then stays.
         """
         self._prepare()
+        if any(spec.parts for spec in specs):
+            return pairs.build(self, specs, jobs, on_done, cancel)
         outcomes: dict[int, BuildOutcome] = {}
 
         def deliver(order: Order, judged: _Judge) -> None:
@@ -195,10 +200,12 @@ class ArtifactCache:
         max_bytes: int | None = None,
     ) -> Collected:
         """Remove artifacts not kept that were last used longer ago than `older_than_s`, then the least recently
-        used ones until at most `max_bytes` remain; and what dead builders, failures and quarantine left behind."""
+        used ones until at most `max_bytes` remain; and what dead builders, failures and quarantine left behind.
+        A pair that is kept keeps its parts."""
         if not self.folder.exists():
             return Collected((), 0, 0)
         self.folder.create()
+        keep_digests = pairs.with_parts(self.folder, keep_digests)
         leftovers = self.folder.remove_stale()
         leftovers += self.folder.remove_leftovers(older_than_s if older_than_s is not None else 7 * 86400.0)
         sizes: dict[str, tuple[float, int]] = {}

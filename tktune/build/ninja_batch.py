@@ -7,6 +7,7 @@ import json
 import os
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tktune.core.errors import ToolchainError
 _STEP = Path(__file__).with_name("compile_step.py")
 _DONE = "tktune-compiled "
 _GRACE_S = 5.0
+_NICENESS = "10"
 _LOOK_S = 0.05  # how often a cancel is looked for while compilers are silent
 
 # Variables that would change what a compiler makes without being part of the digest.
@@ -79,7 +81,7 @@ def run(
     alive, owner = os.pipe()
     environment = {key: value for key, value in os.environ.items() if key not in _UNSAID}
     ninja = subprocess.Popen(
-        [*_ninja(), "-C", str(batch), "-f", "build.ninja", "-j", str(parallel), "-k", "0"],
+        [*_behind(), *_ninja(), "-C", str(batch), "-f", "build.ninja", "-j", str(parallel), "-k", "0"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -166,6 +168,12 @@ def _write(steps: Sequence[Step], batch: Path) -> None:
 
 def _escaped(words: Sequence[str]) -> str:
     return shlex.join(words).replace("$", "$$")
+
+
+def _behind() -> list[str]:
+    """Compilers stand back behind whoever measures beside them: a driver, its ranks."""
+    nice = shutil.which("nice")
+    return [] if nice is None else [nice, "-n", _NICENESS]
 
 
 def _ninja() -> list[str]:

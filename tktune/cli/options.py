@@ -52,11 +52,18 @@ Pad = Annotated[
 ]
 EpWorld = Annotated[int | None, number("--ep-world", "grouped_gemm: ranks that share the experts.")]
 EpRank = Annotated[int | None, number("--ep-rank", "grouped_gemm: which of them, from 0.", smallest=0)]
+Finish = Annotated[
+    str,
+    typer.Option(
+        "--finish", help="none, or swiglu: cols are gate and up, and half as many come out (dispatch_gemm)."
+    ),
+]
 PolicyName = Annotated[str, typer.Option("--policy", help="How it was measured.")]
 DeviceName = Annotated[
     str | None,
     typer.Option(
-        "--device", help="Device class: cpu, cuda, sm_90a, sm_120a [default: the study's, or what is here]."
+        "--device",
+        help="Device class: cpu, cuda, sm_90a, sm_120a, sm_120a-rehearsed [default: the study's, or what is here].",
     ),
 ]
 

@@ -313,11 +313,15 @@ def _dry_run(study: Study, as_json: bool) -> None:
     from tktune.core.device import device_class
 
     device = device_class(study.device)
-    spaces = [space_of(study, problem, device) for problem in study.problems]
+    spaces = [space_of(study, problem, device) for problem in study.enumerable]
     if as_json:
         print_json({"study": study.name, "device": study.device, "problems": [s.facts() for s in spaces]})
     else:
-        print("\n\n".join(space.text() for space in spaces))
+        later = [
+            f"{problem}\nthe pair of kernels, around their winners"
+            for problem in study.problems[len(spaces) :]
+        ]
+        print("\n\n".join([*(space.text() for space in spaces), *later]))
     for space in spaces:
         if space.refusal is not None:
             raise space.refusal

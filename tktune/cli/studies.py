@@ -81,7 +81,7 @@ def _facts(study: str | Path, device: str | None, most: int | None) -> dict[str,
         "device": loaded.device,
         "family": loaded.family,
         "problems": len(loaded.problems),
-        "spaces": [space_of(loaded, problem, on).counts() for problem in loaded.problems[:most]],
+        "spaces": [space_of(loaded, problem, on).counts() for problem in loaded.enumerable[:most]],
     }
 
 

@@ -76,11 +76,10 @@ def present(name: str) -> DeviceClass:
     """The device class called `name`, if this machine has it. Raises `DeviceAbsent`."""
     device = device_class(name)
     if device.backend == "cuda":
-        from tktune.core.device_cuda import cuda_device_classes
+        from tktune.core.device_cuda import cuda_device_classes, gpus_for
 
-        here = cuda_device_classes()
-        if device not in here:
-            found = ", ".join(sorted({str(d) for d in here})) or "no GPU"
+        if not gpus_for(device):
+            found = ", ".join(sorted({str(d) for d in cuda_device_classes()})) or "no GPU"
             raise DeviceAbsent(
                 f"This machine has no {name} ({device}); it has {found}.",
                 "Use --device cpu, or add --dry-run to see the space.",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tktune.core.tables import ScheduleTables
 
 JOB_ORDERS = ("ready", "remote", "token")
+WALKS = ("experts", "columns")
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,10 @@ class CombineTables:
         return dataclasses.replace(self, **{name: a.cpu().numpy() for name, a in self.arrays().items()})
 
 
-def check_job_words(order: str, groups: int) -> None:
-    """Raise `WordsError` for an order or a number of column groups that there is not."""
+def check_job_words(order: str, groups: int, walk: str) -> None:
+    """Raise `WordsError` for an order, a number of column groups or a walk that there is not."""
+    if walk not in WALKS:
+        raise WordsError(f"There is no walk {walk!r}.", f"Use one of {', '.join(WALKS)}.")
     if order not in JOB_ORDERS or groups < 1:
         raise WordsError(
             f"There is no job order {order!r} over {groups} groups.",
@@ -104,14 +107,17 @@ def build(topk_ids: Any, problem: Problem, rank: int) -> CombineTables:
     )
 
 
-def push_jobs(schedule: ScheduleTables, problem: Problem, order: str, groups: int = 1) -> Any:
+def push_jobs(
+    schedule: ScheduleTables, problem: Problem, order: str, groups: int = 1, walk: str = "experts"
+) -> Any:
     """The jobs of the pre-reduce form, (pull tokens × groups,) int32: index into `pull_tokens` × groups + group.
 
     A job is one of `groups` runs of columns of one partial row. `ready`: by the last pad block that must have landed,
     then group, then largest slot (with one group this is `job_order`); `remote`: the same, but own tokens after those
-    of peers; `token`: by source in ring order, then token. Raises `WordsError`.
+    of peers; `token`: by source in ring order, then token. Where the GEMM's `walk` takes one run of columns after the
+    other (`columns`), so do the jobs. Raises `WordsError`.
     """
-    check_job_words(order, groups)
+    check_job_words(order, groups, walk)
     t = schedule.numpy()
     ranks = problem.expert_ranks
     keys = []
@@ -126,17 +132,21 @@ def push_jobs(schedule: ScheduleTables, problem: Problem, order: str, groups: in
                 key = (int(source == t.rank), *ready)
             elif order == "token":
                 key = ((source - t.rank) % ranks, token, group)
+            if walk == "columns":
+                key = (group, *key)
             keys.append((key, job * groups + group))
     return _in_order(keys)
 
 
-def pull_jobs(combine: CombineTables, problem: Problem, order: str, groups: int = 1) -> Any:
+def pull_jobs(
+    combine: CombineTables, problem: Problem, order: str, groups: int = 1, walk: str = "experts"
+) -> Any:
     """The jobs of the pull form, (tokens × groups,) int32: own token × groups + group.
 
     As `push_jobs`, where blocks and slots are those of whichever rank holds the row; `remote`: tokens that only this
     rank holds rows of come last. Raises `WordsError`.
     """
-    check_job_words(order, groups)
+    check_job_words(order, groups, walk)
     t = combine.numpy()
     keys = []
     for token, (owners, slots) in enumerate(zip(t.owners.tolist(), t.owner_slots.tolist(), strict=True)):
@@ -148,6 +158,8 @@ def pull_jobs(combine: CombineTables, problem: Problem, order: str, groups: int 
                 key = (int(all(owner == t.rank for owner in owners)), *ready)
             elif order == "token":
                 key = (token, group)
+            if walk == "columns":
+                key = (group, *key)
             keys.append((key, token * groups + group))
     return _in_order(keys)
 

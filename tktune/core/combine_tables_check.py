@@ -54,8 +54,10 @@ def check(
     _need(rows == ranks * tokens * top_k, "every_assignment_enters_one_sum")
 
 
-def check_jobs(jobs: Any, readiness: Any, late: Any, groups: int, pad: int, order: str) -> None:
-    """Raise AssertionError unless `jobs` is every (item, group) once, in an order that `order` allows.
+def check_jobs(
+    jobs: Any, readiness: Any, late: Any, groups: int, pad: int, order: str, walk: str = "experts"
+) -> None:
+    """Raise AssertionError unless `jobs` is every (item, group) once, in an order that `order` and `walk` allow.
 
     `readiness` (items,): the largest slot of each item; `late` (items,): which items come last under `remote`.
     """
@@ -63,9 +65,15 @@ def check_jobs(jobs: Any, readiness: Any, late: Any, groups: int, pad: int, orde
 
     jobs, readiness, late = (numpy.asarray(array) for array in (jobs, readiness, late))
     _need((numpy.sort(jobs) == numpy.arange(len(readiness) * groups)).all(), "jobs_are_a_permutation")
+    item, group = jobs // groups, jobs % groups
+    if walk == "columns":
+        _need((numpy.diff(group) >= 0).all(), "runs_of_columns_follow_each_other")
+        for run in range(groups):
+            mine = jobs[group == run] // groups
+            check_jobs(mine, readiness, late, 1, pad, order)
+        return
     if order == "token":
         return
-    item, group = jobs // groups, jobs % groups
     block = readiness[item] // pad
     place = block * groups + group
     if order == "remote":

@@ -68,29 +68,70 @@ def build(topk_ids: Any, problem: Problem, rank: int) -> CombineTables:
     )
 
 
-def push_jobs(schedule: ScheduleTables, problem: Problem, order: str, groups: int = 1) -> Any:
+def from_slots(schedule: ScheduleTables, planes: Any, problem: Problem) -> CombineTables:
+    """The same tables from what ranks have told each other: `planes` (ranks, tokens, top_k), the slots that each rank
+    gave to the rows of own tokens, -1 where it holds none. Rows that nobody holds are owned by -1.
+    """
+    import torch
+
+    ranks = problem.expert_ranks
+    held = torch.as_tensor(planes) >= 0
+    contrib = held.any(2).T
+    owner_slots, owners = torch.as_tensor(planes).max(0)
+    owners = torch.where(owner_slots < 0, -1, owners)
+    sources = torch.as_tensor(schedule.pull_tokens)[:, 0].long()
+
+    def table(tensor: Any) -> Any:
+        return tensor.to(torch.int32).contiguous()
+
+    return CombineTables(
+        rank=schedule.rank,
+        push_expected=table(torch.bincount(sources, minlength=ranks)),
+        final_contrib=table(contrib),
+        recv_from=table(contrib.sum(0)),
+        owners=table(owners),
+        owner_slots=table(owner_slots),
+    )
+
+
+def push_jobs(
+    schedule: ScheduleTables, problem: Problem, order: str, groups: int = 1, walk: str = "experts"
+) -> Any:
     """The jobs of the pre-reduce form, int32 on the schedule's device; see `combine_tables.push_jobs`."""
-    check_job_words(order, groups)
+    check_job_words(order, groups, walk)
+    runs = groups if walk == "columns" else 1
     source, token = schedule.pull_tokens.long().unbind(1)
     if order == "token":
         places = _by((source - schedule.rank) % problem.expert_ranks, token)
-        return _spread(places, groups)
+        return _run_by_run(_spread(places, groups // runs), runs, groups)
     largest = schedule.pull_slots.long().amax(1)
     late = source == schedule.rank if order == "remote" else None
-    return _by_readiness(largest, largest, late, problem.pad, groups)
+    return _run_by_run(_by_readiness(largest, largest, late, problem.pad, groups // runs), runs, groups)
 
 
-def pull_jobs(combine: CombineTables, problem: Problem, order: str, groups: int = 1) -> Any:
+def pull_jobs(
+    combine: CombineTables, problem: Problem, order: str, groups: int = 1, walk: str = "experts"
+) -> Any:
     """The jobs of the pull form, int32 on the tables' device; see `combine_tables.pull_jobs`."""
     import torch
 
-    check_job_words(order, groups)
-    largest = combine.owner_slots.long().amax(1)
+    check_job_words(order, groups, walk)
+    runs = groups if walk == "columns" else 1
+    largest = combine.owner_slots.long().amax(1).clamp(min=0)
     token = torch.arange(len(largest), device=largest.device)
     if order == "token":
-        return _spread(token, groups)
+        return _run_by_run(_spread(token, groups // runs), runs, groups)
     late = (combine.owners == combine.rank).all(1) if order == "remote" else None
-    return _by_readiness(largest, token, late, problem.pad, groups)
+    return _run_by_run(_by_readiness(largest, token, late, problem.pad, groups // runs), runs, groups)
+
+
+def _run_by_run(jobs: Any, runs: int, groups: int) -> Any:
+    """`jobs` of one run of columns (or of all, when `runs` is 1), for one run after the other."""
+    import torch
+
+    if runs == 1:
+        return jobs
+    return torch.cat([jobs * groups + run for run in range(runs)])
 
 
 def _by(*keys: Any) -> Any:

@@ -61,10 +61,10 @@ PRESETS = {
 
 
 def device_class(name: str) -> DeviceClass:
-    """The device class called `name`: "cpu" (this machine), "cuda" (this host's first GPU), or a preset such
-    as "sm_90a" for dry runs.
+    """The device class called `name`: "cpu" (this machine), "cuda" (this host's first GPU), a rehearsal such as
+    "sm_120a-rehearsed" (`core.rehearsal`), or a preset such as "sm_90a" for dry runs.
 
-    Raises `DeviceAbsent` for an unknown name, or where the host has no GPU.
+    Raises `DeviceAbsent` for an unknown name, or where the host has no GPU, or none that rehearses.
     """
     if name == "cpu":
         from tktune.core.device_cpu import cpu_device_class
@@ -80,8 +80,14 @@ def device_class(name: str) -> DeviceClass:
                 f"Use --device cpu, or a class for a dry run: {', '.join(PRESETS)}.",
             )
         return found[0]
+    from tktune.core.rehearsal import NAMES, rehearsed
+
+    if name in NAMES:
+        from tktune.core.device_cuda import cuda_device_classes
+
+        return rehearsed(name, cuda_device_classes())
     try:
         return PRESETS[name]
     except KeyError:
-        known = ", ".join(["cpu", "cuda", *PRESETS])
+        known = ", ".join(["cpu", "cuda", *PRESETS, *NAMES])
         raise DeviceAbsent(f"There is no device class called {name!r}.", f"Use one of: {known}.") from None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tktune.core.device import DeviceClass
+from tktune.core.rehearsal import serves
 
 # CUdevice_attribute and CUdevice_P2PAttribute numbers of the driver API.
 _SM_COUNT, _SMEM_OPTIN, _L2_BYTES, _REGISTERS = 16, 97, 38, 82
@@ -34,6 +35,11 @@ def cuda_device_classes(load: Callable[[], Driver | None] = load_driver) -> list
     if driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return []
     return [_device_class(driver, ordinal, count.value) for ordinal in range(count.value)]
+
+
+def gpus_for(device: DeviceClass) -> list[int]:
+    """Ordinals of this host's GPUs on which `device` is measured: those of that class, or that rehearse it."""
+    return [ordinal for ordinal, found in enumerate(cuda_device_classes()) if serves(found, device)]
 
 
 def pci_bus_id(ordinal: int, load: Callable[[], Driver | None] = load_driver) -> str | None:

@@ -12,6 +12,8 @@ from tktune.core.errors import ProblemError
 
 DTYPES = ("bf16",)
 WEIGHT_LAYOUTS = ("ekn", "enk")
+FINISHES = ("none", "swiglu")
+GLU_COLS = 8  # packed columns are groups: so many of gate, then as many of up
 MAX_WORLD = 8
 MAX_EXPERTS = 256
 LARGEST_NUMBER = 2**31 - 1  # kernels and the store count in 32-bit numbers
@@ -25,6 +27,9 @@ class Problem:
     per rank; `experts` counts all ranks' experts; each expert's rows are aligned to `pad`. `routing` is the
     text of a routing specification (`tktune.core.routing`). A `grouped_gemm` runs on one device (`world` 1)
     and carries the rows that rank `ep_rank` of `ep_world` owns.
+
+    `finish` is what becomes of the GEMM's columns: "none", or "swiglu", where they are gate and up, packed as
+    `tktune.pack_glu` packs weights, and the output silu(gate) · up has half of them (`out_cols`).
 
     Raises `ProblemError` when the fields contradict each other.
     """
@@ -42,6 +47,7 @@ class Problem:
     pad: int = 128
     ep_world: int | None = None
     ep_rank: int | None = None
+    finish: str = "none"
 
     def __post_init__(self) -> None:
         for name in ("hidden", "cols", "experts", "top_k", "tokens", "world", "pad"):
@@ -104,11 +110,35 @@ class Problem:
                 f"weight_layout = {self.weight_layout!r} is not known.",
                 "Use 'ekn' for (experts, hidden, cols) or 'enk' for (experts, cols, hidden).",
             )
+        self._check_finish()
         from tktune.core.routing import parse_routing
 
         routing = parse_routing(self.routing)
         routing.check(self)
         object.__setattr__(self, "routing", routing.text)
+
+    def _check_finish(self) -> None:
+        if self.finish not in FINISHES:
+            raise ProblemError(
+                f"finish = {self.finish!r} is not known.", f"Use one of: {', '.join(FINISHES)}."
+            )
+        if self.finish == "none":
+            return
+        if self.family in ("grouped_gemm", "gemm_combine"):
+            raise ProblemError(
+                f"{self.family} has no finish, and {self.finish} was asked for.",
+                "Leave finish out, or use dispatch_gemm.",
+            )
+        if self.cols % (2 * GLU_COLS):
+            raise ProblemError(
+                f"cols = {self.cols} is not a multiple of {2 * GLU_COLS}, so gate and up cannot be packed.",
+                "Count gate and up together, each a multiple of 8.",
+            )
+
+    @property
+    def out_cols(self) -> int:
+        """Columns of an output row."""
+        return self.cols // 2 if self.finish == "swiglu" else self.cols
 
     @property
     def expert_ranks(self) -> int:
@@ -133,8 +163,11 @@ class Problem:
 
     @cached_property
     def key(self) -> dict[str, Any]:
-        """The typed key under which the store knows this problem (None fields left out)."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        """The typed key under which the store knows this problem (None fields and a finish of none left out)."""
+        fields = dataclasses.asdict(self)
+        if self.finish == "none":
+            del fields["finish"]
+        return {name: value for name, value in fields.items() if value is not None}
 
     @cached_property
     def digest(self) -> str:
@@ -148,4 +181,5 @@ class Problem:
         return (
             f"{self.family} {self.hidden}×{self.cols}, {self.experts} experts, top-{self.top_k}, "
             f"{self.tokens} tokens, {ranks}, {self.dtype} {self.weight_layout}, {self.routing}, pad {self.pad}"
+            f"{'' if self.finish == 'none' else f', {self.finish}'}"
         )

@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tktune.core.config import Value
 from tktune.core.errors import ArtifactError, LaunchFailed
+from tktune.families import glu
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_WORLD = 8
 
 DONE, ABORTED, SPIN_LIMIT, BAD_ARGUMENT, NO_THREADS = range(5)
@@ -40,7 +42,7 @@ _ENDS = {
 ORDERS = {"slot": 0, "token": 1}
 RASTERS = {"rows": 0, "cols": 1}
 LAYOUTS = {"ekn": 0, "enk": 1}
-COMMUNICATE, COMPUTE, GATED = 1, 2, 4
+COMMUNICATE, COMPUTE, GATED, FINISH = 1, 2, 4, 8
 FUSED = COMMUNICATE | COMPUTE | GATED
 
 
@@ -88,6 +90,7 @@ class Globals(Structure):
         ("weights", c_void_p),
         ("gathered", c_void_p),
         ("out", c_void_p),
+        ("packed", c_void_p),
         ("pull_indices", c_void_p),
         ("block_expert", c_void_p),
         ("block_rows", c_void_p),
@@ -132,12 +135,15 @@ class _FactsStruct(Structure):
         ("family", c_char * 24),
         ("strip_rows", c_int32),
         ("panel_cols", c_int32),
+        ("glu", c_int32),
     ]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What an artifact states of itself. `strip_rows` × `panel_cols` is the register tile of the micro-kernel."""
+    """What an artifact states of itself. `strip_rows` × `panel_cols` is the register tile of the micro-kernel; `glu` is the
+    form of SwiGLU (`tktune.families.glu.CODES`).
+    """
 
     family: str
     world: int
@@ -150,11 +156,12 @@ class Facts:
     threads_per_block: int
     strip_rows: int
     panel_cols: int
+    glu: int
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def build_part(self) -> dict[str, int]:
+    def build_part(self) -> dict[str, Value]:
         """The compile-time choices under the names of build parameters."""
         return {
             "ROW_BLOCK": self.row_block,
@@ -162,6 +169,7 @@ class Facts:
             "RED_BLOCK": self.red_block,
             "STAGES": self.stages,
             "CONSUMER_WARPS": self.consumer_warps,
+            **glu.build_part(self.glu),
         }
 
 

@@ -23,6 +23,7 @@ BUILT_IN = {
     "grouped_gemm": "tktune.families.grouped_gemm.space:FAMILY",
     "dispatch_gemm": "tktune.families.dispatch_gemm.space:FAMILY",
     "gemm_combine": "tktune.families.gemm_combine.space:FAMILY",
+    "moe_layer": "tktune.moe.space:FAMILY",
 }
 
 # What a timed launch runs. fused: everything. comp: compute alone on all SMs, data in place. comm: the same

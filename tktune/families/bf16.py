@@ -36,3 +36,12 @@ def gemm_tolerance(hidden: int) -> float:
     of magnitudes in the worst order; four times that is allowed.
     """
     return 2.0**-8 + hidden * 2.0**-22
+
+
+def swiglu_tolerance(hidden: int, separate: bool) -> float:
+    """The same for silu(gate) · up of a GEMM's columns.
+
+    Two sums enter an output, and neither factor has a slope above 1.1 times the other: twice the error of summing. A
+    separate pass reads gate and up rounded: three roundings, together at most 3.1 · 2⁻⁹, are within what is allowed then.
+    """
+    return (2 if separate else 1) * 2.0**-8 + 2 * hidden * 2.0**-22

@@ -4,6 +4,7 @@ of an output against it. Nothing is launched here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from tktune.core import tables
 from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
 from tktune.core.tables import ScheduleTables
+from tktune.families import glu
 from tktune.families.base import GateResult
 from tktune.families.bf16 import Bf16, Float32, gemm_tolerance, to_float
 
@@ -29,19 +31,25 @@ def draw_rows(problem: Problem, seed: int, rank: int) -> Bf16:
 
 
 def draw_weights(problem: Problem, rank: int) -> Bf16:
-    """The weights of `rank`'s experts, (local_experts, hidden, cols) or (.., cols, hidden) by layout, bf16."""
+    """The weights of `rank`'s experts, (local_experts, hidden, cols) or (.., cols, hidden) by layout, bf16.
+
+    Where a gate is made of their columns they are smaller by a power of two, so that gates have the size of one.
+    """
     ekn = problem.weight_layout == "ekn"
     shape = (problem.hidden, problem.cols) if ekn else (problem.cols, problem.hidden)
+    size = 1.0 if problem.finish == "none" else 2.0 ** -round(math.log2(problem.hidden**0.5 / 3))
     weights = np.empty((problem.local_experts, *shape), np.uint16)
     for expert in range(problem.local_experts):
-        weights[expert] = draw_steps(np.random.default_rng((_WEIGHTS, rank, expert)), shape)
+        weights[expert] = draw_steps(np.random.default_rng((_WEIGHTS, rank, expert)), shape, size)
     return weights
 
 
-def draw_steps(stream: np.random.Generator, shape: tuple[int, ...]) -> Bf16:
-    """Multiples of 1/128 in (−1, 1): exact in bf16, and sums of their products are nearly always exact in fp32."""
+def draw_steps(stream: np.random.Generator, shape: tuple[int, ...], size: float = 1.0) -> Bf16:
+    """Multiples of size/128 in (−size, size), a power of two: exact in bf16, and sums of their products are nearly always
+    exact in fp32.
+    """
     steps = stream.integers(-127, 128, shape, dtype=np.int8).astype(np.float32)
-    steps /= 128
+    steps *= size / 128
     return (steps.view(np.uint32) >> 16).astype(np.uint16)
 
 
@@ -49,7 +57,7 @@ def draw_steps(stream: np.random.Generator, shape: tuple[int, ...]) -> Bf16:
 class Case:
     """One (routing, seed) on one rank: its tables as contiguous int32 arrays, and the reference of real rows.
 
-    `real` are the slots that hold a token, in order; `reference` (len(real), cols) float32 is in that order.
+    `real` are the slots that hold a token, in order; `reference` (len(real), out_cols) float32 is in that order.
     """
 
     routing: str
@@ -74,10 +82,18 @@ def case_of_ids(problem: Problem, weights: Bf16, rank: int, topk_ids: Any, routi
     schedule = tables.build(topk_ids, problem, rank).numpy()
     real = np.flatnonzero(schedule.pull_indices[:, 0] >= 0)
     rows = gather_rows(problem, schedule, seed)
-    reference = np.empty((len(real), problem.cols), np.float32)
+    reference = np.empty((len(real), problem.out_cols), np.float32)
     for expert, part in expert_parts(schedule):
-        np.matmul(to_float(rows[part]), expert_matrix(problem, weights, expert), out=reference[part])
+        sums = to_float(rows[part]) @ expert_matrix(problem, weights, expert)
+        reference[part] = swiglu(*glu.gate_and_up(sums)) if problem.finish == "swiglu" else sums
     return Case(routing, seed, schedule, real, reference)
+
+
+def swiglu(gate: Float32, up: Float32) -> Float32:
+    """silu(gate) · up in fp32."""
+    with np.errstate(over="ignore"):  # of the exponential, whose quotient is then zero
+        made: Float32 = gate / (1 + np.exp(-gate)) * up
+    return made
 
 
 def gather_rows(problem: Problem, schedule: ScheduleTables, seed: int) -> Bf16:
@@ -118,13 +134,15 @@ def peer_operands(problem: Problem, weights: Bf16, case: Case) -> Iterator[tuple
         )
 
 
-def check_output(problem: Problem, case: Case, out: Bf16, gathered: Bf16 | None) -> GateResult:
-    """Compare `out` (slots and guard rows, cols) with the reference; see `bf16.gemm_tolerance`.
+def check_output(
+    problem: Problem, case: Case, out: Bf16, gathered: Bf16 | None, tolerance: float | None = None
+) -> GateResult:
+    """Compare `out` (slots and guard rows, out_cols) with the reference; `tolerance` None is `bf16.gemm_tolerance`.
 
     Passes when the error over all real rows and that of the worst row are within the tolerance, and when padding
     and guard rows of `out`, and of `gathered` when given, still hold the poison they were filled with.
     """
-    tolerance = gemm_tolerance(problem.hidden)
+    tolerance = gemm_tolerance(problem.hidden) if tolerance is None else tolerance
     for name, rows in (("out", out), ("the gathered rows", gathered)):
         untouched = np.ones(0 if rows is None else len(rows), bool)
         untouched[case.real[: len(untouched)]] = False

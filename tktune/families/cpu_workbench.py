@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from tktune.core.config import Config
 from tktune.core.errors import ArtifactError, WordsError
-from tktune.families import abi
+from tktune.families import abi, glu
 from tktune.families.abi import CpuKernel, Globals, Machine
 from tktune.families.base import GateResult, RankSeat
-from tktune.families.bf16 import Bf16, Float32
+from tktune.families.bf16 import Bf16, Float32, gemm_tolerance, swiglu_tolerance
 from tktune.families.control_page import ControlPage
 from tktune.families.cpu_inputs import (
     POISON,
@@ -32,6 +32,7 @@ from tktune.families.cpu_inputs import (
     draw_weights,
     make_case,
     peer_operands,
+    swiglu,
 )
 from tktune.families.parallel_tensor import ParallelTensor
 
@@ -60,10 +61,9 @@ class GemmWorkbench:
         self._x_seed: int | None = None
         self._weights: Bf16 | None = None
         self._cases: OrderedDict[tuple[str, int], Case] = OrderedDict()
-        self._gathered, self._out = (
-            np.empty((0, n), np.uint16) for n in (self.problem.hidden, self.problem.cols)
-        )
-        self._buffers = (self._gathered, self._out)  # as large as any case has needed
+        # Gathered rows, outputs and (with a finish) the GEMM's own outputs, as large as any case has needed.
+        self._buffers = self._poisoned(0)
+        self._gathered, self._out, self._packed = self._buffers
         self._arrivals = self._dispensers = np.zeros(4, np.int32)
         self._flush_buffer: npt.NDArray[np.uint64] | None = None
         self._kept: list[Any] = []  # arrays that the globals point into
@@ -135,14 +135,20 @@ class GemmWorkbench:
     def gate(self, config: Config, routing: str, seed: int, sequence: int) -> GateResult:
         """One fused launch on poisoned outputs, compared with the fp32 reference (`cpu_inputs.check_output`)."""
         case = self._prepare(routing, seed)
-        self._out.fill(POISON)
-        self._gathered.fill(POISON)
+        for buffer in (self._out, self._gathered, self._packed):
+            buffer.fill(POISON)
         if not self.brings_rows:
             self.place(case)
         self._meet(sequence)
-        self._launch(self.fuse(config), sequence + 1)
+        self._compute(config, self.fuse(config), sequence + 1)
         self._meet(sequence + 2)
-        return check_output(self.problem, case, self._out, self._gathered)
+        return check_output(self.problem, case, self._out, self._gathered, self.tolerance(config))
+
+    def tolerance(self, config: Config) -> float:
+        """What a gate allows under `config`."""
+        if self.problem.finish == "none":
+            return gemm_tolerance(self.problem.hidden)
+        return swiglu_tolerance(self.problem.hidden, glu.is_separate(config))
 
     def time(self, config: Config, mode: str, seed: int, iterations: int, sequence: int) -> list[float]:
         """Microseconds of each launch; the policy's warm-up launches are made in the same way and left out."""
@@ -176,23 +182,26 @@ class GemmWorkbench:
         communicate = {**fused, "roles": abi.COMMUNICATE}
         communicate_on_all = {**communicate, "num_comp_blocks": 0, "num_comm_blocks": seats}
         if mode == "fused":
-            return lambda sequence: self._launch(fused, sequence)
+            return lambda sequence: self._compute(config, fused, sequence)
         if mode == "comp":
-            return lambda sequence: self._launch(compute, sequence)
+            return lambda sequence: self._compute(config, compute, sequence)
         if mode == "comm":
             return lambda sequence: self._launch(communicate, sequence)
         if mode == "serial":
-            return lambda sequence: self._launch(communicate_on_all, sequence) + self._launch(compute, 0)
+            return lambda sequence: (
+                self._launch(communicate_on_all, sequence) + self._compute(config, compute, 0)
+            )
         if mode == "peer":
             return lambda sequence: self._peer(case, sequence)
         raise WordsError(f"There is no mode {mode!r}.", "Use fused, comp, comm, serial or peer.")
 
     def _peer(self, case: Case, sequence: int) -> int:
-        """numpy's matmul per expert, fp32, on this rank's share of the cores.
+        """numpy's matmul per expert, fp32, on this rank's share of the cores, and numpy's SwiGLU where that is asked for.
 
-        Only the matmuls count: rows are already packed, and bf16 operands are widened before the clock starts,
-        one expert at a time to keep memory small.
+        Only these count: rows are already packed, and bf16 operands are widened before the clock starts,
+        one expert at a time to keep memory small. The library's columns are [gate | up].
         """
+        finish = self.problem.finish
         self._meet(sequence)
         threads = max(1, len(os.sched_getaffinity(0)) // self.seat.world)
         spent = 0
@@ -202,11 +211,18 @@ class GemmWorkbench:
                     slice(i * len(rows) // threads, (i + 1) * len(rows) // threads) for i in range(threads)
                 ]
                 begin = time.monotonic_ns()
-                list(pool.map(lambda part: _multiply(rows[part], matrix, out[part]), parts))  # noqa: B023
+                list(pool.map(lambda part: _multiply(rows[part], matrix, out[part], finish), parts))  # noqa: B023
                 spent += time.monotonic_ns() - begin
         return spent
 
     # One launch.
+
+    def _compute(self, config: Config, arguments: dict[str, int], sequence: int) -> int:
+        """Nanoseconds of a launch that computes and, where SwiGLU is separate, of the second one that makes it."""
+        spent = self._launch(arguments, sequence)
+        if glu.is_separate(config):
+            spent += self._launch({**arguments, "roles": abi.FINISH}, 0)
+        return spent
 
     def _launch(self, arguments: dict[str, int], sequence: int) -> int:
         """Nanoseconds of one launch. Raises `LaunchFailed`; counters are seeded again however it ends."""
@@ -240,13 +256,18 @@ class GemmWorkbench:
             self._x_seed = seed
         rows = case.tables.rows + self.problem.pad  # guard rows that nobody may write
         if len(self._buffers[0]) < rows:
-            self._buffers = (
-                np.full((rows, self.problem.hidden), POISON, np.uint16),
-                np.full((rows, self.problem.cols), POISON, np.uint16),
-            )
-        self._gathered, self._out = (buffer[:rows] for buffer in self._buffers)
+            self._buffers = self._poisoned(rows)
+        self._gathered, self._out, self._packed = (buffer[:rows] for buffer in self._buffers)
         self._fill_globals(case)
         return case
+
+    def _poisoned(self, rows: int) -> tuple[Bf16, Bf16, Bf16]:
+        problem = self.problem
+        packed = problem.cols if problem.finish != "none" else 0
+        gathered, out, inner = (
+            np.full((rows, cols), POISON, np.uint16) for cols in (problem.hidden, problem.out_cols, packed)
+        )
+        return gathered, out, inner
 
     def _case(self, routing: str, seed: int) -> Case:
         key = (routing, seed)
@@ -278,6 +299,7 @@ class GemmWorkbench:
         g.arrivals, g.dispensers = self._arrivals.ctypes.data, self._dispensers.ctypes.data
         g.weights = self._need_weights().ctypes.data
         g.gathered, g.out = self._gathered.ctypes.data, self._out.ctypes.data
+        g.packed = self._packed.ctypes.data if self._packed.size else None
         for rank in range(seat.world):
             g.barrier[rank] = self._memory.peer(rank)
             g.x[rank] = self._memory.peer(rank) + BARRIER_BYTES
@@ -293,5 +315,8 @@ class GemmWorkbench:
         return self._weights
 
 
-def _multiply(rows: Float32, matrix: Float32, out: Float32) -> None:
+def _multiply(rows: Float32, matrix: Float32, out: Float32, finish: str) -> None:
     np.matmul(rows, matrix, out=out)
+    if finish == "swiglu":
+        half = out.shape[1] // 2
+        swiglu(out[:, :half], out[:, half:])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -22,32 +22,14 @@ from tktune.core.problem import Problem
 from tktune.families.base import RankSeat, family
 from tktune.families.control_page import ControlPage
 from tktune.gang.exchange import Exchange
+from tktune.gang.limits import Deadlines, renewal
 from tktune.gang.protocol import Command, encode_command, seat_to_json
 from tktune.gang.rank_process import RankProcess
-from tktune.gang.telemetry import Telemetry, between
+from tktune.gang.telemetry import Telemetry
 from tktune.gang.verdict import RankEnd, Verdict, judge, judge_gate, judge_samples
 
-RENEW_AFTER_LOADS = 200
 GATE_SEQUENCES = 4096
 SEQUENCES_PER_ITERATION = 64
-
-
-@dataclass(frozen=True)
-class Deadlines:
-    """Seconds within which all ranks must have replied to a command.
-
-    A `time` command has `time_s` and `iteration_s` more for each iteration. After the abort word is set, ranks
-    have the spin limit and `grace_s` to come back; killed ones must be gone within `kill_s`.
-    """
-
-    prepare_s: float = 60.0
-    load_s: float = 30.0
-    gate_s: float = 60.0
-    time_s: float = 30.0
-    iteration_s: float = 2.0
-    report_s: float = 10.0
-    grace_s: float = 1.0
-    kill_s: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -56,8 +38,8 @@ class Outcome:
 
     `status` is "ok" or how the trial ends; `sentence` says why, who waited for what, and what follows.
     `replies[r]` is the body of rank r's reply, None when it had none. `worst_us` is, for `time`, the slowest
-    rank's microseconds of each iteration, and `clocks` what NVML told meanwhile (`telemetry.between`). `gang_lives`:
-    the same ranks will serve the next command.
+    rank's microseconds of each iteration, and `clocks` what NVML told of the last moments (`Telemetry.lately`).
+    `gang_lives`: the same ranks will serve the next command.
     """
 
     status: str
@@ -95,8 +77,9 @@ class Gang:
     ...     gang.time(config, "fused", seed=0, iterations=15).worst_us
 
     After a death, a rank that stays silent, or (on a GPU) a fault, the gang is gone and `loaded` is None; the
-    next `load` starts a fresh one. Ranks die with the thread that started them: use a gang in one thread. The
-    driver holds no device context. `ranks_env` adds to the environment of the ranks. `device_indices[r]` is the
+    next `load` starts a fresh one. Ranks die with the thread that started them, and one thread at a time may use a
+    gang. `turn_to` another problem keeps the processes. `watcher` hears what the ranks begin to do ("start" or a
+    command) and "" when it ends. The driver holds no device context. `ranks_env` adds to the environment of the ranks. `device_indices[r]` is the
     device of rank r (None: its rank), so that several gangs can sit side by side on one host.
     """
 
@@ -109,7 +92,7 @@ class Gang:
         deadlines: Deadlines | None = None,
         spin_limit_s: float = 2.0,
         ranks_env: Mapping[str, str] | None = None,
-        renew_after: int = RENEW_AFTER_LOADS,
+        renew_after: int | None = None,
         device_indices: Sequence[int] | None = None,
     ) -> None:
         self.problem = problem
@@ -124,8 +107,9 @@ class Gang:
         self.loads = 0  # artifacts loaded by the ranks that live now
         self.survived = 0  # faults that the ranks that live now came back from
         self.loaded: Loaded | None = None
+        self.watcher: Callable[[str], None] = lambda doing: None
         self._ranks_env = dict(ranks_env or {})
-        self._renew_after = renew_after
+        self._renew_after = renew_after or renewal(device)
         self._device_indices = tuple(range(self.world) if device_indices is None else device_indices)
         self._telemetry = Telemetry.open(self._device_indices) if device.backend == "cuda" else None
         self._ranks: list[RankProcess] = []
@@ -175,6 +159,7 @@ class Gang:
         if self._died:
             self.respawns += 1
             self._died = False
+        self.watcher("start")
         self._control = ControlPage.create(self.world)
         for rank in range(self.world):
             self._memory_fds.append(os.memfd_create(f"tktune-rank-{rank}"))
@@ -183,16 +168,37 @@ class Gang:
             fds = [self._control.fd, *self._memory_fds]
             for rank in range(self.world):
                 self._ranks.append(RankProcess(rank, fds, self._ranks_env))
-            seats = [seat_to_json(self._seat(rank)) for rank in range(self.world)]
-            outcome = self._exchange("prepare", seats, self.deadlines.prepare_s)
+            outcome = self._take_seats()
             started = outcome.ok
         finally:
             if not started:
                 self.kill()
+            self.watcher("")
         if not started:
             raise GangError(
                 f"A gang of {self.world} could not start. {outcome.sentence}", "Run `tktune doctor`."
             )
+
+    def turn_to(self, problem: Problem) -> None:
+        """Measure another problem of the same family and world from now on: living ranks leave their seats and take new
+        ones, and what a process pays once (imports, device context) is not paid again.
+
+        Raises ValueError for a problem of another family or world, `GangError` when the ranks can neither go on nor be
+        replaced.
+        """
+        if (problem.family, problem.world) != (self.problem.family, self.world):
+            raise ValueError(f"a gang of {self.problem} cannot turn to {problem}")
+        alive, self.problem = self.alive, problem
+        if not alive:
+            return
+        self._forget_loads()
+        if self._exchange("leave", [{}] * self.world, self.deadlines.leave_s).ok:
+            for fd in self._memory_fds:  # the new seats find shared memory as fresh ranks would
+                os.ftruncate(fd, 0)
+            if self._take_seats().ok:
+                return
+        self.kill()
+        self.start()
 
     def close(self) -> None:
         """Let the ranks leave by end of file; kill those that stay."""
@@ -217,8 +223,8 @@ class Gang:
         if self._control is not None:
             self._control.close()
         self._ranks, self._memory_fds, self._control = [], [], None
-        self._held.clear()
-        self.loaded, self.loads, self.survived = None, 0, 0
+        self._forget_loads()
+        self.survived = 0
         if wedged:
             raise GangError(
                 f"Rank {wedged[0].rank} (process {wedged[0].pid}) cannot be killed: its device is stuck.",
@@ -273,11 +279,10 @@ class Gang:
         args = {"config": dict(config), "mode": mode, "seed": seed, "iterations": iterations}
         deadline_s = self.deadlines.time_s + self.deadlines.iteration_s * iterations
         sequences = (iterations + self.policy.warmup + 1) * SEQUENCES_PER_ITERATION
-        before = self._telemetry.read() if self._telemetry else []
         outcome = self._launch("time", args, deadline_s, sequences)
         if not outcome.ok:
             return outcome
-        clocks = between(before, self._telemetry.read()) if self._telemetry else {}
+        clocks = self._telemetry.lately() if self._telemetry else {}
         judged = self._judged(outcome, judge_samples(outcome.bodies, iterations))
         if not judged.ok:
             return judged
@@ -290,6 +295,14 @@ class Gang:
         return self._exchange("report", [{}] * self.world, self.deadlines.report_s)
 
     # Below: one command, from its bytes to its outcome.
+
+    def _take_seats(self) -> Outcome:
+        seats = [seat_to_json(self._seat(rank)) for rank in range(self.world)]
+        return self._exchange("prepare", seats, self.deadlines.prepare_s)
+
+    def _forget_loads(self) -> None:
+        self._held.clear()
+        self.loaded, self.loads = None, 0
 
     def _launch(self, command: str, args: Mapping[str, Any], deadline_s: float, sequences: int) -> Outcome:
         if self.loaded is None:
@@ -331,6 +344,7 @@ class Gang:
         assert self._control is not None
         self._number += 1
         settled = False
+        self.watcher(command)
         try:
             self._control.clear()
             return_s = self.spin_limit_s + self.deadlines.grace_s
@@ -350,6 +364,7 @@ class Gang:
             if not settled:
                 self._died = True
                 self.kill()
+            self.watcher("")
         if verdict.status != status.OK:
             self.survived += settled
         replies = [

@@ -20,7 +20,8 @@ from tktune.core.errors import ArtifactError, GangError
 from tktune.core.policy import Policy
 from tktune.families.link_model import PEER_WAYS, Curve, LinkFacts
 from tktune.families.link_probe import space
-from tktune.gang.gang import Deadlines, Gang
+from tktune.gang.gang import Gang
+from tktune.gang.limits import Deadlines
 
 BUDGET_S = 60.0
 DEADLINES = Deadlines(prepare_s=60.0, load_s=20.0, gate_s=15.0, time_s=10.0, iteration_s=0.5)

@@ -19,10 +19,12 @@ from tktune.core.problem import Problem
 from tktune.families.base import RankSeat
 
 # The fixed sequence. `prepare` seats the rank: its workbench is made and its own symmetric memory is sized, and
-# when all ranks have replied, peers may be mapped. `load` opens one artifact, `gate` and `time` launch it.
-COMMANDS = ("prepare", "load", "gate", "time", "report")
+# when all ranks have replied, peers may be mapped. `load` opens one artifact, `gate` and `time` launch it. `leave` gives
+# the seat up: what was the problem's is gone, the process and its device context stay for the next `prepare`.
+COMMANDS = ("prepare", "load", "gate", "time", "report", "leave")
 DOING = {
     "prepare": "taking its seat",
+    "leave": "leaving its seat",
     "load": "loading",
     "gate": "gating",
     "time": "timing",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import os
 import resource
 import signal
@@ -56,6 +57,8 @@ class RankWork:
             return self._prepare(args)
         if self.workbench is None:
             raise ProtocolBroken(f"{command.name} came before prepare")
+        if command.name == "leave":
+            return self._leave()
         if command.name == "load":
             config = config_from_json(args["build_part"])
             facts = self.workbench.load(Path(args["artifact"]), args["sha256"], config)
@@ -84,6 +87,13 @@ class RankWork:
         seat = seat_from_json(args)
         self.workbench = family(seat.problem.family).workbench(seat)
         return {"pid": os.getpid(), "imported": _heavy_modules()}
+
+    def _leave(self) -> dict[str, Any]:
+        """Give up the seat. What the workbench held must be gone before the next one is sized."""
+        self.close()
+        self.workbench = None
+        gc.collect()
+        return {}
 
     def _report(self) -> dict[str, Any]:
         used = resource.getrusage(resource.RUSAGE_SELF)

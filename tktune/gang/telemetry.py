@@ -5,12 +5,14 @@ Without pynvml, or where NVML does not answer, there is simply nothing to record
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tktune.core.device_cuda import pci_bus_id
 
+LEAST_APART_S = 0.25  # readings in a row
 # Bits of nvmlClocksEventReason* that are no reason to doubt a time: idle, and clocks set by an application.
 _HARMLESS = 0x1 | 0x2
 REASONS = {
@@ -40,9 +42,15 @@ class Reading:
 class Telemetry:
     """NVML handles of some devices, by their driver order (which `CUDA_VISIBLE_DEVICES` changes)."""
 
-    def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
+    def __init__(
+        self, nvml: Any, handles: Sequence[Any], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._nvml = nvml
         self._handles = list(handles)
+        self._clock = clock
+        self._last: list[Reading] | None = None
+        self._read_at = 0.0
+        self._lately: dict[str, Any] = {}
 
     @classmethod
     def open(cls, device_indices: Sequence[int]) -> Telemetry | None:
@@ -60,6 +68,15 @@ class Telemetry:
         except pynvml.NVMLError:
             return None
         return cls(pynvml, handles)
+
+    def lately(self) -> dict[str, Any]:
+        """What happened between the last two readings (`between`), the latter at most `LEAST_APART_S` old: a reading takes
+        milliseconds, in which ranks would wait."""
+        now = self._clock()
+        if self._last is None or now - self._read_at >= LEAST_APART_S:
+            before, self._last, self._read_at = self._last, self.read(), now
+            self._lately = between(before or self._last, self._last)
+        return self._lately
 
     def read(self) -> list[Reading]:
         """All devices now."""

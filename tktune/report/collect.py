@@ -14,6 +14,7 @@ from tktune.core.errors import TktuneError
 from tktune.core.problem import Problem
 from tktune.core.status import CENSORED, OK, is_final
 from tktune.families.base import family
+from tktune.moe.parts import is_layer
 from tktune.report.model import (
     Attribution,
     Failure,
@@ -201,7 +202,10 @@ def _attribution(rows: Sequence[AttributionRow], finalists: Sequence[Verificatio
 
 
 def _space(facts: KeyFacts, pins: Pins) -> SpacePicture | None:
-    """The space as this version of tktune sees it; None when the family or its pins are not known here."""
+    """The space as this version of tktune sees it; None when the family or its pins are not known here, and for a layer:
+    what was searched of its space hung on its kernels' winners."""
+    if is_layer(facts.problem):
+        return None
     try:
         space = family(facts.problem.family).space(facts.problem, facts.device)
         found = (space.restrict(pins) if pins else space).enumerate()

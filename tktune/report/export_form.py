@@ -132,6 +132,7 @@ CSV_COLUMNS = (
     "pad",
     "ep_world",
     "ep_rank",
+    "finish",
     "backend",
     "arch",
     "sm_count",

@@ -74,7 +74,7 @@ def _csv_row(
 ) -> dict[str, Any]:
     problem, device = facts.problem, facts.device
     return {
-        **{name: getattr(problem, name) for name in CSV_COLUMNS[:13]},
+        **{name: getattr(problem, name) for name in CSV_COLUMNS[:14]},
         "backend": device.backend,
         "arch": device.arch,
         "sm_count": device.sm_count,

@@ -126,6 +126,9 @@ def _circumstances(p: ProblemReport) -> str:
 
 def _run_time(run: RunTime) -> str:
     """Where its seconds went."""
+    if run.spent is not None:
+        said = run.spent.sentence
+        return said[0].lower() + said[1:].removesuffix(".")
     gangs = "" if run.gangs == 1 else f" of {run.gangs} gangs"
     return (
         f"ranks gated or timed for {run.busy_share:.0%} of {seconds_text(run.wall_s)}{gangs}, and for "

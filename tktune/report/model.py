@@ -9,7 +9,9 @@ from tktune.core.config import Config, Value
 from tktune.core.device import DeviceClass
 from tktune.core.policy import Policy
 from tktune.core.problem import Problem
+from tktune.core.rehearsal import rehearsal_name
 from tktune.core.space import WaterfallRow
+from tktune.search.account import Spent
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ class RunTime:
 
     `gating_s`, `timing_s` and `loading_s` are sums over trials, of all `gangs` that worked side by side; `waiting_s`, for
     builds, is summed over gangs too. `finals_s` is the verification of finalists and the attribution, in which one gang
-    gates and times without a pause.
+    gates and times without a pause. Where the run kept an account (`spent`), all of them come from it, finalists are
+    part of gating and timing, and `finals_s` is 0.
     """
 
     wall_s: float
@@ -119,6 +122,7 @@ class RunTime:
     finals_s: float
     waiting_s: float = 0.0
     gangs: int = 1
+    spent: Spent | None = None
 
     @property
     def busy_s(self) -> float:
@@ -250,6 +254,7 @@ def lookup_command(problem: Problem, device: DeviceClass, policy: str) -> str:
         if skipped.get(name) == value or (problem.ep_world is not None and name == "world"):
             continue
         words.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
-    words += ["--device cpu"] if device.backend == "cpu" else []
+    named = "cpu" if device.backend == "cpu" else rehearsal_name(device)
+    words += [f"--device {named}"] if named else []
     words += [f"--policy {shlex.quote(policy)}"] if policy != "serving" else []
     return " ".join(words)

@@ -4,12 +4,15 @@ nothing.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tktune.core.problem import Problem
 from tktune.report.model import RunTime
 from tktune.report.text import seconds_text
+from tktune.search.account import ACCOUNT, Spent
 from tktune.store.results import Store
 from tktune.store.rows import AttributionRow, EventRow, TrialKey, TrialRow
 
@@ -27,12 +30,37 @@ def run_time(store: Store, key: TrialKey, problem: Problem, trials: Sequence[Tri
         own = [row for row in trials if row.run_id == run_id]
         search = _search_of(ended, run_id, own)
         if search is not None:
+            spent = _spent(store, run_id, problem.digest)
+            if spent is not None:
+                return _accounted(spent, float(search.detail["seconds"]))
             begin = search.at - float(search.detail["seconds"])
             finals_s = _finals_s(
                 store.events(), store.attributions(key), run_id, problem.digest, after=search.at
             )
             return _sum(own, begin, search.at, finals_s, _waiting_s(own, begin, search.at, store))
     return None
+
+
+def _spent(store: Store, run_id: str, problem: str) -> Spent | None:
+    """The account that the run kept of this problem."""
+    for event in store.events(ACCOUNT):
+        if event.detail.get("run_id") == run_id and event.detail.get("problem") == problem:
+            return Spent.of_facts(event.detail)
+    return None
+
+
+def _accounted(spent: Spent, search_s: float) -> RunTime:
+    return RunTime(
+        wall_s=spent.wall_s,
+        search_s=search_s,
+        gating_s=spent.seconds.get("gating", 0.0),
+        timing_s=spent.seconds.get("timing", 0.0),
+        loading_s=spent.seconds.get("loading", 0.0),
+        finals_s=0.0,
+        waiting_s=spent.waiting_s,
+        gangs=spent.gangs,
+        spent=spent,
+    )
 
 
 def _search_of(ended: Sequence[EventRow], run_id: str, trials: Sequence[TrialRow]) -> EventRow | None:
@@ -117,6 +145,9 @@ def _sum(
 
 def usage_text(runs: Sequence[RunTime]) -> str:
     """One sentence on the runs of one or several problems."""
+    accounts = [run.spent for run in runs if run.spent is not None]
+    if len(accounts) == len(runs):
+        return functools.reduce(operator.add, accounts).sentence
     wall_s, busy_s = sum(run.wall_s for run in runs), sum(run.busy_s / run.gangs for run in runs)
     free_s = sum(run.built_s for run in runs)
     said = f"Ranks gated or timed for {busy_s / wall_s:.0%} of {seconds_text(wall_s)}"

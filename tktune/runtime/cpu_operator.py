@@ -12,7 +12,7 @@ import torch
 from tktune.core import tables_torch
 from tktune.core.errors import ArtifactError, LaunchFailed, ProblemError, RoutingError
 from tktune.core.tables import ScheduleTables
-from tktune.families import abi
+from tktune.families import abi, glu
 from tktune.families.abi import CpuKernel, Globals, Machine
 from tktune.families.control_page import SLOT_BYTES, ControlPage
 from tktune.families.parallel_tensor import ParallelTensor
@@ -20,6 +20,7 @@ from tktune.runtime.agree import unanimous
 from tktune.runtime.choice import Choice
 from tktune.runtime.operator import Plan
 
+NO_EXPERT = -1  # an id that picks none, of tokens that are not there
 BARRIER_BYTES = 4096  # the barrier words lead a symmetric buffer; token rows follow
 
 
@@ -27,11 +28,6 @@ class CpuOperator:
     """`tktune.runtime.operator.Operator` on the CPU backend; tensors live on the CPU."""
 
     def __init__(self, choice: Choice, path: Path, sha256: str, group: Any, spin_limit_s: float) -> None:
-        if choice.problem.family == "gemm_combine":
-            raise ProblemError(
-                "There is no operator of gemm_combine yet.",
-                "Tune it with `tktune run`, or load dispatch_gemm.",
-            )
         self.choice = choice
         self.problem = problem = choice.problem
         self.capacity = problem.capacity_rows
@@ -55,6 +51,10 @@ class CpuOperator:
         ).view(problem.tokens, problem.hidden)
         fused = problem.family == "dispatch_gemm"
         self._gathered = torch.empty((self.capacity, problem.hidden) if fused else (0,), dtype=torch.bfloat16)
+        self._separate = glu.is_separate(choice.config)
+        self._packed = torch.empty(
+            (self.capacity, problem.cols) if self._separate else (0,), dtype=torch.bfloat16
+        )
         self._control = ControlPage.create(1)
         self._sequence = 0
         self._machine = Machine(
@@ -83,8 +83,8 @@ class CpuOperator:
         matrix = (problem.hidden, problem.cols) if ekn else (problem.cols, problem.hidden)
         _expect("weights", weights, (problem.local_experts, *matrix))
         if out is None:
-            out = torch.empty(self.capacity, problem.cols, dtype=torch.bfloat16)
-        _expect("out", out, (self.capacity, problem.cols))
+            out = torch.empty(self.capacity, problem.out_cols, dtype=torch.bfloat16)
+        _expect("out", out, (self.capacity, problem.out_cols))
         if problem.family == "dispatch_gemm":
             _expect("x", x, (problem.tokens, problem.hidden))
             if x.data_ptr() != self._input.data_ptr():
@@ -125,11 +125,11 @@ class CpuOperator:
             failure = RoutingError(f"topk_ids is {tuple(topk_ids.shape)}, and the problem asks for {shape}.")
         else:
             ordered = topk_ids.sort(dim=-1).values
-            if bool((topk_ids < 0).any() or (topk_ids >= problem.experts).any()):
+            if bool((topk_ids < NO_EXPERT).any() or (topk_ids >= problem.experts).any()):
                 failure = RoutingError(
                     f"topk_ids holds ids outside 0..{problem.experts - 1}.", "Use global expert ids."
                 )
-            elif bool((ordered[..., 1:] == ordered[..., :-1]).any()):
+            elif bool(((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] != NO_EXPERT)).any()):
                 failure = RoutingError(
                     "topk_ids names an expert twice for one token.", "A token picks distinct experts."
                 )
@@ -179,8 +179,16 @@ class CpuOperator:
         g.num_pad_blocks, g.num_pull_tokens = tables.num_pad_blocks, tables.pull_tokens.shape[0]
         g.arrivals, g.dispensers = plan.arrivals.data_ptr(), plan.dispensers.data_ptr()
         g.gathered, g.weights, g.out = gathered.data_ptr(), weights.data_ptr(), out.data_ptr()
+        g.packed = self._packed.data_ptr() if self._separate else None
         g.start_sequence = self._next_sequence() if self.problem.world > 1 else 0
+        roles = g.roles
         self._raise_unless_done(self._kernel.launch(g, self._machine).end)
+        if self._separate:
+            g.roles, g.start_sequence = abi.FINISH, 0
+            try:
+                self._raise_unless_done(self._kernel.launch(g, self._machine).end)
+            finally:
+                g.roles = roles
 
     def _barrier(self) -> None:
         if self.problem.world > 1:

@@ -15,6 +15,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from tktune.core.errors import ArtifactError, GangError, LaunchFailed, ProblemError, RoutingError, TktuneError
+from tktune.families import glu
 from tktune.families.control_page import ControlPage
 from tktune.families.cuda import dispatch_globals as mirror
 from tktune.families.cuda import plan_globals
@@ -26,11 +27,13 @@ from tktune.families.cuda.symmetric import HEADER_BYTES, MEETING, MemfdExchange,
 from tktune.families.cuda.tensor_map import TensorMaps
 from tktune.families.dispatch_gemm import launch_cuda
 from tktune.families.dispatch_gemm.fused_launch import fused_launch
+from tktune.families.dispatch_gemm.glu_cuda import glu_pass
 from tktune.families.dispatch_gemm.launch_cuda import DispatchModule
 from tktune.families.dispatch_gemm.launch_words import token_rows
 from tktune.families.dispatch_gemm.planner_cuda import Planner, plan_entry
 from tktune.families.dispatch_gemm.rows_cuda import is_indexed
 from tktune.families.dispatch_gemm.tables_cuda import DeviceTables
+from tktune.families.dispatch_gemm.transport import refuse_push
 from tktune.families.formulas import round_up
 from tktune.runtime import cuda_dispatch_library
 from tktune.runtime.agree import unanimous
@@ -72,6 +75,7 @@ class CudaDispatchOperator:
         self._device = torch.device("cuda", self._index)
         self._input: torch.Tensor | None = None
         self._rows: torch.Tensor | None = None
+        self._packed: torch.Tensor | None = None  # the GEMM's outputs where SwiGLU is separate
         self._memory: SymmetricMemory | None = None
         self._control: Control | None = None
         each_on_its_own_gpu(group, self._index)
@@ -110,6 +114,7 @@ class CudaDispatchOperator:
             raise failure
 
     def _load(self, path: Path, sha256: str, spin_limit_s: float) -> None:
+        refuse_push(self.choice.config)
         device, sms = self.choice.device, _sm_count(self._index)
         if sms < device.sm_count:
             raise ProblemError(
@@ -152,9 +157,11 @@ class CudaDispatchOperator:
         try:
             if not self._indexed:
                 self._rows = torch.empty(self.capacity, problem.hidden, dtype=_BF16, device=device)
+            if glu.is_separate(self.choice.config):
+                self._packed = torch.empty(self.capacity, problem.cols, dtype=_BF16, device=device)
         except torch.OutOfMemoryError as error:
             raise ProblemError(
-                f"{self.capacity} rows of {problem.hidden} do not fit the memory of {device}.",
+                f"{self.capacity} rows of the workspace do not fit the memory of {device}.",
                 "Load the operator with a smaller capacity.",
             ) from error
         self._planner = Planner(problem, self._regions, guard, device, self.capacity)
@@ -162,12 +169,12 @@ class CudaDispatchOperator:
         arguments = mirror.packed_meeting(self._words, self._sequence.data_ptr(), guard)
         self._meet = Launch(self._module.meet, 1, 32, 0, arguments)
         self._maps = TensorMaps()
-        self._launches: dict[tuple[int, int, int], tuple[Launch, tuple[Any, ...]]] = {}
+        self._launches: dict[tuple[int, int, int], tuple[tuple[Launch, ...], tuple[Any, ...]]] = {}
         self._plan_launches: dict[tuple[int, int, int], Launch] = {}
         ekn = problem.weight_layout == "ekn"
         matrix = (problem.hidden, problem.cols) if ekn else (problem.cols, problem.hidden)
         self._weights_shape = (problem.local_experts, *matrix)
-        self._out_shape = (self.capacity, problem.cols)
+        self._out_shape = (self.capacity, problem.out_cols)
         self._make_out = OutputMaker(self._out_shape, self._index)
         torch.cuda.synchronize(self._index)
 
@@ -251,14 +258,27 @@ class CudaDispatchOperator:
         self, x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, memory: torch.Tensor
     ) -> None:
         """One call on the current stream; `memory` is that of a plan of this operator."""
-        launch = self._launch(weights, out, memory)
+        launches = self._bound(weights, out, memory)
+        self.bring(x)
+        stream = current_stream(self._index)
+        self._meet(stream)
+        for launch in launches:
+            launch(stream)
+        self._meet(stream)
+
+    def bring(self, x: torch.Tensor) -> None:
+        """Enqueue the copy of `x` to where peers read it, unless it lies there."""
         there = x.data_ptr() == self._input_at and x.shape == self._input_shape and x.dtype is _BF16
         if not (there and x.is_contiguous()):
             self._copy_in(x)
+
+    def enqueue_between(self, weights: torch.Tensor, out: torch.Tensor, memory: torch.Tensor) -> None:
+        """The launches of a call alone, for a caller whose own steps are its meetings: its plan was enqueued after
+        `bring`, so that whoever has the ids of all ranks finds their rows; and all ranks meet before rows are brought again.
+        """
         stream = current_stream(self._index)
-        self._meet(stream)
-        launch(stream)
-        self._meet(stream)
+        for launch in self._bound(weights, out, memory):
+            launch(stream)
 
     def check(self) -> None:
         """Wait for the current stream. Raises `LaunchFailed` when a peer did not come, `RoutingError` for ids that
@@ -284,7 +304,7 @@ class CudaDispatchOperator:
 
     # One call.
 
-    def _launch(self, weights: torch.Tensor, out: torch.Tensor, memory: torch.Tensor) -> Launch:
+    def _bound(self, weights: torch.Tensor, out: torch.Tensor, memory: torch.Tensor) -> tuple[Launch, ...]:
         key = (weights.data_ptr(), out.data_ptr(), memory.data_ptr())
         what = (
             weights.shape,
@@ -302,12 +322,13 @@ class CudaDispatchOperator:
             self._launches[key] = found
         return found[0]
 
-    def _bind(self, weights: torch.Tensor, out: torch.Tensor, memory: torch.Tensor) -> Launch:
-        """The launch on these buffers. It keeps none of them: it is valid for whatever lies there later."""
+    def _bind(self, weights: torch.Tensor, out: torch.Tensor, memory: torch.Tensor) -> tuple[Launch, ...]:
+        """The launches on these buffers. They keep none of them: they are valid for whatever lies there later."""
         self._expect("weights", weights, self._weights_shape)
         self._expect("out", out, self._out_shape)
         assert self._rows is not None
         tables = DeviceTables(self.problem, self.capacity, self._device, memory)
+        module, packed = self._module, self._packed
         bound = fused_launch(
             self._module,
             self.choice.config,
@@ -318,10 +339,14 @@ class CudaDispatchOperator:
             self._token_rows,
             self._rows,
             weights,
-            out,
+            out if packed is None else packed,
             tables,
-        )
-        return bound.without_buffers(self._module)
+        ).without_buffers(module)
+        if packed is None:
+            return (bound,)
+        sms, plan = self.choice.device.sm_count, (tables.at["words"], tables.at["pull_indices"])
+        second = glu_pass(module.glu_pass, sms, packed, out, *plan)
+        return bound, second.without_buffers(module)
 
     def _copy_in(self, x: torch.Tensor) -> None:
         if x.shape != self._input_shape or x.dtype is not _BF16 or x.device != self._device:
@@ -357,7 +382,7 @@ class CudaDispatchOperator:
 
     def _release(self) -> None:
         """Not collective: what peers do not close in time is freed all the same."""
-        self._input = self._rows = None
+        self._input = self._rows = self._packed = None
         if self._memory is not None:
             self._memory.close()
         if self._control is not None:

@@ -61,6 +61,7 @@ class Lookup:
         db: str | PathLike[str] | None = None,
         ep_world: int | None = None,
         ep_rank: int | None = None,
+        finish: str = "none",
     ) -> Choice:
         """The choice for a problem: "exact", else "near" (tokens within 4 ×, constraints re-checked), else "default".
 
@@ -74,7 +75,7 @@ class Lookup:
         """
         asked = (
             family, hidden, cols, experts, top_k, tokens, world, dtype, weight_layout, routing, pad, policy, device,
-            db, ep_world, ep_rank,
+            db, ep_world, ep_rank, finish,
         )  # fmt: skip
         try:
             return self._kept[asked]
@@ -82,7 +83,7 @@ class Lookup:
             pass
         problem = Problem(
             family, hidden, cols, experts, top_k, tokens, world, dtype, weight_layout, routing,
-            PADS[0] if pad is None else pad, ep_world, ep_rank,
+            PADS[0] if pad is None else pad, ep_world, ep_rank, finish,
         )  # fmt: skip
         url = database_url() if db is None else fspath(db)
         choice = self._find(problem, pad is None, policy, _device(device), url)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Required, TypedDict, Unpack, overload
 
 from tktune.core.config import Config
 from tktune.core.errors import ArtifactError, TktuneError, WordsError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tktune.core.problem import Problem
     from tktune.core.tables import ScheduleTables
+    from tktune.runtime.combine_operator import CombineOperator
 
 SPIN_LIMIT_S = 30.0
 
@@ -64,7 +65,7 @@ class Operator(Protocol):
     def input(self) -> torch.Tensor: ...
 
     def plan(self, topk_ids: torch.Tensor) -> Plan:
-        """Schedule tables for this rank's `topk_ids` (tokens, top_k), any int dtype, global expert ids.
+        """Schedule tables for this rank's `topk_ids` (tokens, top_k), any int dtype, global expert ids, −1 for none.
 
         Collective: every rank calls it. A grouped GEMM takes the ids of all its `ep_world` ranks,
         (ep_world, tokens, top_k). Raises `RoutingError` on every rank when one rank's ids are wrong; a dispatch on GPUs
@@ -75,10 +76,11 @@ class Operator(Protocol):
     def __call__(
         self, x: torch.Tensor, weights: torch.Tensor, plan: Plan, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """(capacity, cols) bf16: row `plan.slots[r, t, i]` is token t of rank r times its expert's weights.
+        """(capacity, out_cols) bf16: row `plan.slots[r, t, i]` is token t of rank r times its expert's weights.
 
         `x` is (tokens, hidden) bf16 (a grouped GEMM takes its packed rows, (≥ plan.rows, hidden)); `weights` is
-        (local_experts, hidden, cols) or, with weight_layout "enk", (local_experts, cols, hidden). Rows that hold no
+        (local_experts, hidden, cols) or, with weight_layout "enk", (local_experts, cols, hidden). With finish "swiglu"
+        they are gate and up as `tktune.pack_glu` packs them, and a row is silu(gate) · up. Rows that hold no
         token are left undefined. Collective. Raises `LaunchFailed` when a peer does not come.
         """
         ...
@@ -90,6 +92,37 @@ class Operator(Protocol):
     def close(self) -> None: ...
 
 
+class LoadWords(TypedDict, total=False):
+    """The words of `load`."""
+
+    hidden: Required[int]
+    cols: Required[int]
+    experts: Required[int]
+    top_k: Required[int]
+    tokens: Required[int]
+    group: Any
+    dtype: str
+    weight_layout: str
+    routing: str
+    pad: int | None
+    policy: str
+    device: str | None
+    db: str | None
+    cache: Path | None
+    ep_world: int | None
+    ep_rank: int | None
+    build: bool
+    spin_limit_s: float
+    capacity: int | None
+    finish: str
+
+
+@overload
+def load(  # type: ignore[overload-overlap]
+    family: Literal["gemm_combine"], **words: Unpack[LoadWords]
+) -> CombineOperator: ...
+@overload
+def load(family: str, **words: Unpack[LoadWords]) -> Operator: ...
 def load(
     family: str,
     *,
@@ -112,13 +145,15 @@ def load(
     build: bool = False,
     spin_limit_s: float = SPIN_LIMIT_S,
     capacity: int | None = None,
-) -> Operator:
+    finish: str = "none",
+) -> Operator | CombineOperator:
     """The fastest known kernel for this problem, ready to call; every rank of `group` calls it with the same words.
 
     The first rank looks up and all take its choice. The artifact comes from the cache, verified; when it is not
     there, `build=True` builds it and otherwise `ArtifactError` names that way out. All ranks hold one artifact
-    digest or all raise. `spin_limit_s` bounds every wait inside the kernel. `capacity` is the rows of an output, for a
-    dispatch on GPUs whose routing is known to need fewer than the worst one.
+    digest or all raise. `spin_limit_s` bounds every wait inside the kernel. `capacity` is the rows of a dispatch's output
+    or a combine's input on GPUs, where the routing is known to need fewer than the worst one. `finish` "swiglu" makes silu(gate) · up of
+    columns that `tktune.pack_glu` packed; `cols` counts gate and up together.
 
     >>> op = tktune.load("dispatch_gemm", hidden=4096, cols=3072, experts=64, top_k=8, tokens=2048,
     ...                  group=dist.group.WORLD)                                    # doctest: +SKIP
@@ -134,14 +169,29 @@ def load(
         return lookup(
             family, hidden=hidden, cols=cols, experts=experts, top_k=top_k, tokens=tokens, world=world, dtype=dtype,
             weight_layout=weight_layout, routing=routing, pad=pad, policy=policy, device=device, db=db,
-            ep_world=ep_world, ep_rank=ep_rank,
+            ep_world=ep_world, ep_rank=ep_rank, finish=finish,
         )  # fmt: skip
 
     if group is None:
         choice = decide()
     else:
         choice = Choice.from_record(decided_by_rank_zero(group, lambda: decide().as_record()))
+    made: Operator | CombineOperator = operator_of(
+        choice, group, cache=cache, build=build, spin_limit_s=spin_limit_s, capacity=capacity
+    )
+    return made
 
+
+def operator_of(
+    choice: Choice,
+    group: Any = None,
+    *,
+    cache: Path | None = None,
+    build: bool = False,
+    spin_limit_s: float = SPIN_LIMIT_S,
+    capacity: int | None = None,
+) -> Any:
+    """The operator that runs `choice`, the same one on every rank: `load` without its lookup. Collective."""
     artifact, failure = None, None
     try:
         artifact = _artifact(choice, cache or cache_root(), build)
@@ -157,6 +207,10 @@ def load(
         from tktune.runtime.cuda_dispatch_operator import CudaDispatchOperator
 
         return CudaDispatchOperator(choice, artifact.path, artifact.sha256, group, spin_limit_s, capacity)
+    if choice.device.backend == "cuda" and choice.problem.family == "gemm_combine":
+        from tktune.runtime.cuda_combine_operator import CudaCombineOperator
+
+        return CudaCombineOperator(choice, artifact.path, artifact.sha256, group, spin_limit_s, capacity)
     if capacity is not None:
         raise WordsError(
             f"{choice.problem.family} on {choice.device.backend} takes no capacity.", "Leave capacity out."
@@ -165,6 +219,10 @@ def load(
         from tktune.runtime.cuda_operator import CudaOperator
 
         return CudaOperator(choice, artifact.path, artifact.sha256, group, spin_limit_s)
+    if choice.problem.family == "gemm_combine":
+        from tktune.runtime.cpu_combine_operator import CpuCombineOperator
+
+        return CpuCombineOperator(choice, artifact.path, artifact.sha256, group, spin_limit_s)
     from tktune.runtime.cpu_operator import CpuOperator
 
     return CpuOperator(choice, artifact.path, artifact.sha256, group, spin_limit_s)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tktune.core.config import Config, Value
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 _UNKNOWN_BUILD_S = 5.0  # before any compile was seen; one batch later this says nothing any more
 _UNKNOWN_TRIAL_S = 0.5
@@ -29,8 +35,10 @@ class BuildSeconds:
 
     def __init__(self) -> None:
         self._seen: dict[Config, float] = {}
+        self._number: dict[tuple[str, Value], int] = {}  # of each parameter value
+        self._effects: Floats = np.zeros(0)  # of each, in log seconds
+        self._codes: list[list[int]] = []  # of the values of each build seen
         self._middle = math.log(_UNKNOWN_BUILD_S)
-        self._effects: dict[tuple[str, Value], float] = {}
         self._fitted = 0
 
     def __len__(self) -> int:
@@ -39,31 +47,48 @@ class BuildSeconds:
     def note(self, build: Config, seconds: float) -> None:
         """A compile took `seconds`, whether or not it gave an artifact."""
         if seconds > 0:
+            if build not in self._seen:
+                self._codes.append(self._coded(build))
             self._seen[build] = seconds
 
     def of(self, build: Config) -> float:
         """Expected seconds of a compile."""
+        return float(self.of_coded(self.coded([build]))[0])
+
+    def coded(self, builds: Sequence[Config]) -> Ints:
+        """(builds, parameters): what `of_coded` takes, for builds that are asked for often."""
+        return np.array([self._coded(build) for build in builds], np.int64).reshape(len(builds), -1)
+
+    def of_coded(self, codes: Ints) -> Floats:
+        """(builds,): expected seconds of a compile of each."""
         self._fit()
-        return math.exp(self._middle + sum(self._effects.get(item, 0.0) for item in build.items()))
+        seconds: Floats = np.exp(self._middle + self._effects[codes].sum(axis=1))
+        return seconds
+
+    def _coded(self, build: Config) -> list[int]:
+        return [self._number.setdefault(item, len(self._number)) for item in build.items()]
 
     def _fit(self) -> None:
+        if len(self._effects) < len(self._number):
+            self._effects = np.concatenate([self._effects, np.zeros(len(self._number) - len(self._effects))])
         if len(self._seen) == self._fitted:
             return
         self._fitted = len(self._seen)
-        logs = {build: math.log(seconds) for build, seconds in self._seen.items()}
-        self._middle = fmean(logs.values())
-        effects: dict[tuple[str, Value], float] = defaultdict(float)
-        having: dict[tuple[str, Value], list[Config]] = defaultdict(list)
-        for build in logs:
-            for item in build.items():
-                having[item].append(build)
+        logs = np.log(list(self._seen.values()))
+        self._middle = float(logs.mean())
+        effects = np.zeros(len(self._number))
+        having: dict[int, list[int]] = defaultdict(list)
+        for build, codes in enumerate(self._codes):
+            for code in codes:
+                having[code].append(build)
+        members = [(code, np.array(builds)) for code, builds in having.items()]
+        left = logs - self._middle  # what all effects together leave unexplained
         for _ in range(_SWEEPS):
-            for item, builds in having.items():
-                rest = [
-                    logs[b] - self._middle - sum(effects[i] for i in b.items() if i != item) for b in builds
-                ]
-                effects[item] = sum(rest) / (len(rest) + _DOUBT)
-        self._effects = dict(effects)
+            for code, builds in members:
+                before = effects[code]
+                effects[code] = (left[builds].sum() + before * len(builds)) / (len(builds) + _DOUBT)
+                left[builds] -= effects[code] - before
+        self._effects = effects
 
 
 class Costs:

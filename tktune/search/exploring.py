@@ -5,52 +5,50 @@ What is worth doing next is the chooser's word, what configs came to the ledger'
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tktune.build.artifact import BuildOutcome
 from tktune.core import status
+from tktune.core.build_spec import BuildSpec
 from tktune.core.config import Config
 from tktune.core.roles import broken_rules
 from tktune.families.base import Family
+from tktune.gang.noise import NoiseFloor
 from tktune.gang.trial import TrialResult
+from tktune.search.account import COMMITTING, DECIDING, OTHER, WAITING, Account
 from tktune.search.budget import Budget, StopSignal
 from tktune.search.building import Builder
 from tktune.search.choosing import Chooser
 from tktune.search.costs import Costs, trial_price_s
 from tktune.search.events import Listener, Note
-from tktune.search.lane_work import NOISE_LAUNCHES, join_work, noise_work, score_us, trial_work
+from tktune.search.found import Found
+from tktune.search.lane_work import (
+    LAUNCHES_OF_A_HALF,
+    NOISE_LAUNCHES,
+    join_work,
+    noise_work,
+    score_us,
+    trial_work,
+)
 from tktune.search.lanes import Ended, Job, Lane, Lanes
 from tktune.search.ledger import Ledger
 from tktune.search.measuring import Bench, slowest_rank_us
 from tktune.search.place import BuildPlace
 
 _RULE_EVERY = 4  # trials between two questions to the stop rule
+_LATE = 0.4  # of the budget: enough is known by then, and a search may end early
+_CHOSEN_AT_ONCE = 2  # builds, while a lane measures
 _NOISE_SHARE = 0.05  # of the seconds left that measuring the noise may take
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a search came to: times by config (microseconds), the best, and how much was done.
-
-    `margin` is the factor by which a config must be slower than another to be clearly slower here.
-    """
-
-    times_us: Mapping[Config, float]
-    best: Config | None
-    measured: int
-    built: int
-    reason: str
-    out_of_time: bool
-    margin: float
 
 
 class Search:
     """One problem's search in one run.
 
     The default is measured first, then `starts` and `preferred` configs, then those in whose midst the last run was
-    stopped and those that ended without a verdict, then what the chooser says. With a builder that builds ahead, compilers and lanes work side by side.
+    stopped and those that ended without a verdict, then what the chooser says. With a builder that builds ahead, compilers
+    and lanes work side by side. A lane of some depth is given its next trial while it is at the one before: the row of each
+    is committed before it can begin. `late` is called once, when a good part of the budget is used up.
     """
 
     def __init__(
@@ -70,7 +68,11 @@ class Search:
         budget: Budget,
         stop: StopSignal,
         listener: Listener,
+        account: Account,
+        late: Callable[[], None] = lambda: None,
     ) -> None:
+        self._account = account
+        self._late, self._is_late = late, False
         self._places = places
         self._default = default
         self._chooser = chooser
@@ -91,6 +93,8 @@ class Search:
                 chooser.begin(config)
         ledger.again.clear()
         self._at_least = 1 + len(starts)  # builds of the first batch
+        self._gathering = 0  # builds of the batch that is being chosen
+        self._gathered: dict[Config, BuildSpec] = {}
         self._enough = ""
         self._asked_at = 0
         self._anchor: tuple[Config, BuildPlace, Sequence[float]] | None = None
@@ -108,17 +112,17 @@ class Search:
                     break
                 if self._begin_some():
                     continue
-                if not self._lanes.busy and not self._builder.under_way:
+                if not (self._lanes.busy or self._lanes.starting or self._builder.under_way):
                     break
-                self._builder.wait()
+                self._wait()
             while self._lanes.busy:  # what runs may end
-                self._builder.wait()
+                self._wait()
                 self._hear()
         finally:
             self._builder.cancel()
-            for lane in self._lanes.busy:
-                if lane.busy is not None and lane.busy.trial_id is not None:
-                    self._bench.abandon(lane.busy.trial_id, "The run was stopped.")
+            for job in self._lanes.flight:
+                if job.trial_id is not None:
+                    self._bench.abandon(job.trial_id, "The run was stopped.")
         budget, ledger = self._budget, self._ledger
         out_of_time = not self._stop.requested and budget.trials_left != 0 and budget.search_over
         return Found(
@@ -131,9 +135,16 @@ class Search:
             ledger.margin.value,
         )
 
+    def _wait(self) -> None:
+        with self._account.driver(WAITING if self._builder.under_way else OTHER):
+            self._builder.wait()
+
     def _over(self) -> bool:
         if self._stop.requested:
             return True
+        if not self._is_late and self._budget.search_share >= _LATE:
+            self._is_late = True
+            self._late()
         if self._ledger.measured >= self._asked_at + _RULE_EVERY and not self._enough:
             self._asked_at = self._ledger.measured
             self._enough = self._ledger.says_enough(self._bench.plan.iterations)
@@ -165,7 +176,9 @@ class Search:
         waiting = [config for config in self._queue if self._ledger.place(config) is place]
         config = next(iter([*waiting, *place.left]), None)
         self._queue = [config for config in self._queue if config not in waiting]
-        if config is not None:
+        left = self._budget.trials_left
+        within = left is None or left > len(self._lanes.flight) or config == self._default
+        if config is not None and within:
             end = status.refused("compiler") if outcome.rejected else status.BUILD_FAILED
             self._ledger.started(config)
             self._bench.file(config, place.digest, end, outcome.error_sentence, outcome.seconds * 1e6)
@@ -173,25 +186,23 @@ class Search:
         self._ledger.close(place, failed=True)
 
     def _heard(self, lane: Lane, ended: Ended) -> None:
-        job = ended.job
-        for kind, sentence, detail in lane.tell():
+        job, result = ended.job, ended.result
+        for kind, sentence, detail in ended.said:
             self._note(kind, sentence, detail)
-        if job.trial_id is None:  # it learnt of the machine, not of a config
-            return
-        drift = lane.watch.factor
-        if ended.result is not None:
-            result = ended.result
+        if isinstance(result, NoiseFloor):
+            self._ledger.margin.floor(result.relative, LAUNCHES_OF_A_HALF)
+        elif result is not None and job.trial_id is not None:
             device = lane.first if len(self._lanes.all) > 1 else None
-            self._bench.finish(job.trial_id, result, job.place, drift, device)
+            with self._account.driver(COMMITTING):
+                self._bench.finish(job.trial_id, result, job.place, ended.drift, device)
             self._budget.note_trial(ended.seconds)
-            self._costs.note_trial(ended.seconds - lane.load_s)
-            if lane.load_s:
-                self._costs.note_load(lane.load_s)
-            lane.watch.ended()
-            self._judged(lane, job, result, drift)
-        if ended.error is None:
+            self._costs.note_trial(ended.seconds - ended.load_s)
+            if ended.load_s:
+                self._costs.note_load(ended.load_s)
+            self._judged(lane, job, result, ended.drift)
+        if ended.error is None or job.trial_id is None:
             return
-        if ended.result is None:
+        if result is None:
             self._bench.abandon(job.trial_id, str(ended.error))
             self._queue.insert(0, job.config)
         if not self._lanes.lasting:
@@ -203,14 +214,6 @@ class Search:
         time_us = None if result.time_us is None else score_us(result) / drift
         if result.status == status.OK:
             self._ledger.margin.note(us)
-            is_default = job.config == self._default
-            lane.watch.passed(
-                job.config,
-                job.place,
-                [one * drift for one in us],
-                is_default=is_default,
-                now_s=self._budget.run_s,
-            )
             if self._anchor is None:
                 self._anchor = (job.config, job.place, us)
                 lane.joined = True
@@ -243,7 +246,7 @@ class Search:
     def _begin_some(self) -> bool:
         """Give compilers and lanes something to do; whether anything was begun."""
         began = self._order() if self._builder.ahead else False
-        for lane in self._lanes.idle:
+        for lane in self._lanes.free:
             began |= self._occupy(lane)
         if began or self._builder.ahead or self._lanes.busy:
             return began
@@ -255,31 +258,40 @@ class Search:
         return bool(wanted) or any(self._ledger.place(config).artifact for config in self._queue)
 
     def _order(self) -> bool:
-        """Have compilers build ahead, unless what they built waits to be measured."""
-        unmeasured = sum(self._ledger.place(config).artifact is not None for config in self._queue)
-        room = self._builder.room
-        if room < max(1, self._builder.jobs // 4) or unmeasured > max(
-            len(self._lanes.all), self._builder.jobs // 2
-        ):
-            return False
-        wanted = self._wanted(max(room, self._at_least))
-        self._at_least = 1
-        self._builder.order(wanted)
-        return bool(wanted)
+        """Have compilers build ahead, unless what they built waits to be measured; whether anything was chosen or begun.
 
-    def _wanted(self, count: int) -> dict[Config, Any]:
+        Where lanes measure meanwhile a few builds are chosen at a time, so that lanes are served in between.
+        """
+        if not self._gathering:
+            unmeasured = sum(self._ledger.place(config).artifact is not None for config in self._queue)
+            room, jobs = self._builder.room, self._builder.jobs
+            if room < max(1, jobs // 4) or unmeasured > max(len(self._lanes.all), jobs // 2):
+                return False
+            self._gathering, self._at_least = max(room, self._at_least), 1
+        at_once = _CHOSEN_AT_ONCE if self._lanes.flight else self._gathering
+        chosen = self._wanted(min(at_once, self._gathering - len(self._gathered)))
+        self._gathered |= chosen
+        if chosen and len(self._gathered) < self._gathering:
+            return True
+        ordered, self._gathered, self._gathering = self._gathered, {}, 0
+        self._builder.order(ordered)
+        return bool(ordered)
+
+    def _wanted(self, count: int) -> dict[Config, BuildSpec]:
         """Builds to make next: those of what is queued, then the chooser's. What they are made for is queued."""
         left = self._budget.trials_left
         if left is not None:  # each build is worth one trial at least
             ready = sum(self._ledger.place(config).artifact is not None for config in self._queue)
-            count = min(count, left - ready - self._builder.under_way)
+            count = min(count, left - ready - self._builder.under_way - len(self._gathered))
         places: dict[Config, BuildPlace] = {}
         for config in self._queue:
             place = self._ledger.place(config)
             if place.artifact is None and not place.ordered and len(places) < count:
                 places[place.build] = place
         if len(places) < count:
-            for config in self._chooser.build(count - len(places), self._price_s()):
+            with self._account.driver(DECIDING):
+                chosen = self._chooser.build(count - len(places), self._price_s())
+            for config in chosen:
                 place = self._ledger.place(config)
                 self._queue.append(config)
                 if place.artifact is None and not place.ordered:
@@ -289,12 +301,14 @@ class Search:
         return {build: place.spec for build, place in places.items()}
 
     def _occupy(self, lane: Lane) -> bool:
-        """Give an idle lane the next thing to measure; whether there was one."""
+        """Give a lane the next thing to measure; whether there was one."""
         if self._anchor is not None and not lane.joined:
             self._join(lane)
             return True
         if self._anchor is None and (lane is not self._lanes.lasting[0] or self._lanes.busy):
             return False  # devices are not comparable before something passed
+        if any(self._ledger.doubted(job.config) for job in lane.flight):
+            return False
         config = self._next(lane)
         if config is None:
             return False
@@ -303,16 +317,21 @@ class Search:
 
     def _next(self, lane: Lane) -> Config | None:
         ledger, left = self._ledger, self._budget.trials_left
-        if left is not None and ledger.default_tried and len(self._lanes.busy) >= left:
+        if left is not None and ledger.default_tried and len(self._lanes.flight) >= left:
             return None
         if not ledger.default_tried:
             ready = ledger.place(self._default).artifact is not None and self._default in self._queue
             return self._pop(self._default) if ready else None
         for config in self._queue:
             if ledger.place(config).artifact is not None:
+                if lane.flight and ledger.doubted(config):
+                    return (
+                        None  # where a driver or a host dies, the row of no other config is open beside its
+                    )
                 return self._pop(config)
-        ahead = self._builder.ahead
-        return self._chooser.measure(lane.loaded, self._price_s(), building=not ahead)
+        with self._account.driver(DECIDING):
+            ahead = self._builder.ahead
+            return self._chooser.measure(lane.will_hold, self._price_s(), building=not ahead)
 
     def _pop(self, config: Config) -> Config:
         self._queue.remove(config)
@@ -329,7 +348,8 @@ class Search:
         broken = broken_rules(self._family.roles(config, gang.problem, gang.device))
         if not broken:
             self._lanes.start(lane)
-            trial_id = self._bench.begin(config, place)
+            with self._account.driver(COMMITTING):
+                trial_id = self._bench.begin(config, place)
             if trial_id is None:
                 self._listener.on_event(Note(f"Another run is measuring {config}; it is left to that one."))
                 self._ledger.given_up(config)
@@ -340,9 +360,8 @@ class Search:
             self._bench.file(config, place.digest, end, broken[0].sentence)
             self._ended(config, end, broken[0].sentence)
             return
-        work = trial_work(
-            config, place, self._bench, self._ledger, self._budget, raced=config != self._default
-        )
+        is_default = config == self._default
+        work = trial_work(config, place, self._bench, self._ledger, self._budget, is_default=is_default)
         self._lanes.submit(lane, Job(config, place, trial_id, work))
 
     # What is learnt of the machine.
@@ -360,7 +379,7 @@ class Search:
         takes_s = NOISE_LAUNCHES / (plan.iterations * len(plan.seeds)) * self._costs.trial_s
         if self._over() or (left_s is not None and takes_s > _NOISE_SHARE * left_s):
             return
-        work = noise_work(job.config, plan.seeds[0], self._ledger.margin)
+        work = noise_work(job.config, plan.seeds[0])
         self._lanes.submit(lane, Job(job.config, job.place, None, work))
 
     def _note(self, kind: str, sentence: str, detail: Mapping[str, Any] | None = None) -> None:

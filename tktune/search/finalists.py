@@ -15,12 +15,12 @@ from tktune.core import status
 from tktune.core.config import Config
 from tktune.gang.gang import Gang, Outcome
 from tktune.search.events import FinalistRound, Listener, Note
-from tktune.search.judging import NOISY, Verdict, choose, steadier, tie_band
+from tktune.search.judging import LEAST_BAND, NOISY, Verdict, choose, paired_ratio, steadier, tie_band
 from tktune.store.rows import Role, VerificationRow
 
 ROUNDS = 12
 LEAST_ROUNDS = 3
-MOST_ROUNDS = 36  # on a machine whose noise after ROUNDS is still above _FINE_NOISE
+MOST_ROUNDS = 36  # where the noise after ROUNDS is above _FINE_NOISE, or hides which of the fastest is faster
 _FINE_NOISE = 0.02
 GATE_SEED = 104729  # inputs that no trial saw
 
@@ -109,7 +109,7 @@ def verify(gang: Gang, finalists: Sequence[Finalist], plan: FinalsPlan, listener
         return Verified(None, [], 0.0, 0, arms)
     twin = Arm(twin_of.finalist)
     rounds, noise, by_best = 0, 0.0, False
-    while rounds < (plan.most_rounds if noise > _FINE_NOISE else plan.rounds):
+    while rounds < (plan.most_rounds if _undecided(arms, noise, by_best) else plan.rounds):
         _round(gang, [arm for arm in (*arms, twin) if arm.ok], rounds, plan)
         rounds += 1
         noise, by_best = _noise(twin_of, twin)
@@ -125,6 +125,17 @@ def verify(gang: Gang, finalists: Sequence[Finalist], plan: FinalsPlan, listener
     verdict = _choose(gang, arms, plan, noise, by_best, default)
     failed = [arm for arm in arms if not arm.ok]
     return Verified(verdict, _rows(arms, verdict, by_best), noise, rounds, failed, by_best)
+
+
+def _undecided(arms: Sequence[Arm], noise: float, by_best: bool) -> bool:
+    """Whether more rounds may tell configs apart: of the fastest there are several within a noise above the least band."""
+    if noise > _FINE_NOISE:
+        return True
+    rounds = [_values(arm, by_best) for arm in arms if arm.ok]
+    if noise <= LEAST_BAND or not rounds:
+        return False
+    fastest = min(rounds, key=median)
+    return sum(paired_ratio(one, fastest) <= 1 + noise for one in rounds) > 1
 
 
 def _noise(one: Arm, again: Arm) -> tuple[float, bool]:

@@ -16,7 +16,6 @@ from tktune.search.attribution import Attribution, attribution_of
 from tktune.search.budget import Budget
 from tktune.search.building import Builder
 from tktune.search.events import Note, WinnerChosen
-from tktune.search.exploring import Found
 from tktune.search.finalists import (
     Arm,
     Finalist,
@@ -25,6 +24,7 @@ from tktune.search.finalists import (
     resources_of,
     verify,
 )
+from tktune.search.found import Found
 from tktune.search.measuring import Bench
 from tktune.search.results import TuneResult
 from tktune.search.resume import REFUTED, VERIFIED, VERIFYING, Known

@@ -71,6 +71,7 @@ class GainChooser:
         self._unseen = np.ones(len(rows), bool)  # the model may still be asked for it
         self._state = np.full(len(self._builds), _UNMADE)
         self._held = {self._number_of[build] for build in held}
+        self._codes = costs.builds.coded(self._builds)
         self._share: Floats = np.zeros(0)
         self._shared_at = -1
         self._promised: dict[int, float] = {}  # what was expected of a build that is under way
@@ -114,21 +115,21 @@ class GainChooser:
         made = self._open & (self._state[self._build] == _MADE)
         if not self._model.ready:
             return self._unlike(made) if self._prior is not None or not self._unmade_left() else None
-        gains = self._gains(made)
-        candidates = self._candidates(made)
-        if not candidates.any():
+        if not made.any():
             return None
+        gains = self._gains(made)
         per_s = gains / self._seconds(loaded, price_s)
-        row = int(np.argmax(np.where(candidates, per_s, -1.0)))
         if building:
             unmade = self._open & (self._state[self._build] == _UNMADE)
             rival = float(np.where(unmade, gains / self._seconds_with_build(price_s), 0.0).max())
         else:
             rival = self._worth_waiting(price_s)
+        row = int(np.argmax(np.where(made, per_s, -1.0)))
         if rival > per_s[row]:
             return None
+        near = int(np.argmax(np.where(self._candidates(made), per_s, -1.0)))
         self._turn += 1
-        return self._rows[row]
+        return self._rows[near if rival <= per_s[near] else row]
 
     def build(self, count: int, price_s: float) -> list[Config]:
         found: list[Config] = []
@@ -240,7 +241,7 @@ class GainChooser:
     def _seconds_with_build(self, price_s: float) -> Floats:
         if self._shared_at != len(self._costs.builds):
             self._shared_at = len(self._costs.builds)
-            self._share = np.array([self._costs.build_share_s(build) for build in self._builds])
+            self._share = self._costs.builds.of_coded(self._codes) / self._costs.jobs
             self._share[list(self._held)] = 0.0
         return self._seconds(None, price_s) + self._share[self._build]
 

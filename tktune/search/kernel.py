@@ -17,6 +17,10 @@ _ROOT5 = float(np.sqrt(5.0))
 # alignments lie in 0..1, observations have a standard deviation of one.
 _LENGTH = {"position": (-0.5, 0.8), "alignment": (0.7, 1.0)}
 _DECAY = (-1.5, 1.0)  # between different choices
+# The same of what a prior misses: it changes slowly along sizes and abruptly between choices, since a prior errs by
+# the way a thing is done (through shared memory or not) rather than by how much of it is done.
+_LENGTH_OF_MISSES = {"position": (0.2, 0.8), "alignment": (1.4, 1.0)}
+_DECAY_OF_MISSES = (-0.75, 1.0)
 _WEIGHT = (3.0, 1.0)  # logit: how much of what is known of one value says nothing of another
 _SHARE = (-3.0, 1.0)  # logit: the share of effects that add up over parameters
 # Variance of what no coordinate explains. It belongs to the row, so a row that was not measured may have it too: it
@@ -24,9 +28,13 @@ _SHARE = (-3.0, 1.0)  # logit: the share of effects that add up over parameters
 _NUGGET = (-7.0, 1.5)
 
 
-def prior(rows: FeasibleRows, share: float = _SHARE[0]) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of `theta`: one entry a feature, one a parameter, the share, the nugget."""
-    parts = [_LENGTH.get(feature.kind, _DECAY) for feature in rows.features]
+def prior(rows: FeasibleRows, share: float = _SHARE[0], *, of_misses: bool = False) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of `theta`: one entry a feature, one a parameter, the share, the nugget.
+
+    `of_misses`: what is modelled is not log time but what a prior of it misses.
+    """
+    lengths, decay = (_LENGTH_OF_MISSES, _DECAY_OF_MISSES) if of_misses else (_LENGTH, _DECAY)
+    parts = [lengths.get(feature.kind, decay) for feature in rows.features]
     parts += [_WEIGHT] * len(rows.sizes) + [(share, _SHARE[1]), _NUGGET]
     return np.array([mean for mean, _ in parts]), np.array([deviation for _, deviation in parts])
 
@@ -93,6 +101,14 @@ class Kernel:
         additive *= self.share
         product += additive
         return product
+
+    def from_row_to(self, row: int, hot: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Covariance of one row with one-hot rows (n, M), (n,): for many rows whose one-hot form is there already."""
+        mine = self._rows.codes[row] + self._rows.offsets[:-1]
+        words = np.stack([self.log_product[mine].sum(axis=0), self.additive[mine].sum(axis=0)], axis=1)
+        logs, sums = (hot @ words.astype(np.float32)).T
+        found: NDArray[np.float32] = np.float32(1 - self.share) * np.exp(logs) + np.float32(self.share) * sums
+        return found
 
     def from_row(self, row: int, others: Ints | list[int]) -> Floats:
         """Covariance of one row with others, (n,), without one-hot rows."""

@@ -9,24 +9,25 @@ from statistics import fmean, median
 from tktune.core import status
 from tktune.core.config import Config
 from tktune.core.errors import GangError
-from tktune.gang.noise import noise_floor
+from tktune.gang.noise import NoiseFloor, noise_floor
 from tktune.gang.trial import TrialResult
 from tktune.search.budget import Budget
 from tktune.search.lanes import Lane
 from tktune.search.ledger import Ledger
-from tktune.search.measuring import Bench, slowest_by_seed
+from tktune.search.measuring import Bench, slowest_by_seed, slowest_rank_us
 from tktune.search.place import BuildPlace
-from tktune.search.racing import RaceMargin, trimmed
+from tktune.search.racing import trimmed
 
 # The default against itself, interleaved: comparisons, rounds of each, launches in a round.
 _COMPARISONS, _ROUNDS, _ITERATIONS = 3, 2, 2
 NOISE_LAUNCHES = _COMPARISONS * 2 * _ROUNDS * _ITERATIONS
+LAUNCHES_OF_A_HALF = _ROUNDS * _ITERATIONS
 
 
 def trial_work(
-    config: Config, place: BuildPlace, bench: Bench, ledger: Ledger, budget: Budget, *, raced: bool
+    config: Config, place: BuildPlace, bench: Bench, ledger: Ledger, budget: Budget, *, is_default: bool
 ) -> Callable[[Lane], TrialResult]:
-    """Measure `config`, in a race with the best config of now where it is `raced`; look for drift before, when due."""
+    """Measure `config`, in a race with the best config of now unless it is the default; look for drift before, when due."""
     best_us, margin = ledger.best_us, ledger.margin
     rival = () if ledger.best is None else ledger.first_us.get(ledger.best, ())
     sigma, factor, artifact = margin.sigma, margin.value, place.artifact
@@ -39,11 +40,16 @@ def trial_work(
         drift = lane.watch.factor
         plan = dataclasses.replace(
             bench.plan,
-            race_limit_us=best_us * drift if raced and best_us is not None else None,
+            race_limit_us=None if is_default or best_us is None else best_us * drift,
             race_us=tuple(one * drift for one in rival),
             race_margin=factor,
         )
-        return bench.measure(lane.gang, config, place.build, artifact, plan, lane.marking(place.build))
+        result = bench.measure(lane.gang, config, place.build, artifact, plan, lane.marking(place.build))
+        lane.watch.ended()
+        if result.status == status.OK:
+            us = slowest_rank_us(result)
+            lane.watch.passed(config, place, us, is_default=is_default, now_s=budget.run_s)
+        return result
 
     return work
 
@@ -60,18 +66,17 @@ def join_work(
     return work
 
 
-def noise_work(config: Config, seed: int, margin: RaceMargin) -> Callable[[Lane], None]:
-    """Measure the loaded `config` against itself, so that `margin` knows how far equal configs lie apart."""
+def noise_work(config: Config, seed: int) -> Callable[[Lane], NoiseFloor | None]:
+    """Measure the loaded `config` against itself, so that it is known how far equal configs lie apart."""
 
-    def work(lane: Lane) -> None:
+    def work(lane: Lane) -> NoiseFloor | None:
         try:
-            floor = noise_floor(
+            return noise_floor(
                 lane.gang, config, seed=seed, comparisons=_COMPARISONS, rounds=_ROUNDS, iterations=_ITERATIONS
             )
         except GangError as error:
             lane.said.append(("noise", str(error), {}))
-            return
-        margin.floor(floor.relative, _ROUNDS * _ITERATIONS)
+            return None
 
     return work
 

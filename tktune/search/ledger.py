@@ -60,6 +60,10 @@ class Ledger:
     def place(self, config: Config) -> BuildPlace:
         return self._places[self._build_of(config)]
 
+    def doubted(self, config: Config) -> bool:
+        """Whether `config` has ended without a verdict, and may take its driver or its host with it."""
+        return self._ends.get(config, 0) > 0
+
     @property
     def best_us(self) -> float | None:
         return None if self.best is None else self.times_us[self.best]

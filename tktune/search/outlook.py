@@ -21,6 +21,7 @@ FEWEST_TIMES = 3  # successes that theta is learnt from
 # Rows that a model is conditioned on, and that theta is learnt from: the best half and a random half of the others.
 _MOST_OBSERVED, _MOST_LEARNT = 240, 128
 _REFIT_GROWTH, _MOST_BETWEEN_FITS = 1.1, 24
+_NO_VALUES = np.zeros(0)  # with these a model gives its deviation before scaling
 _LEVEL = 2.0  # deviation of the mean of all log times, in deviations of what was seen
 
 
@@ -43,7 +44,13 @@ class Outlook:
     def __init__(self, view: View, rows: FeasibleRows, trend: Trend, pools: Pools, seed: int) -> None:
         self._view, self._trend, self._pools = view, trend, pools
         self._draw = np.random.default_rng(seed)
-        self._model = Surrogate(rows, kernel_prior(rows, view.share))
+        belief = kernel_prior(rows, view.share, of_misses=trend.expected is not None)
+        # Means come from what is done. What is pending narrows deviations alone, and stays where it is in the second
+        # model once it is done: in one model every row that is done would move all pending ones.
+        self._model, self._spread = Surrogate(rows, belief), Surrogate(rows, belief)
+        self._later: dict[
+            int, None
+        ] = {}  # rows of the second model beyond the last fit, in the order in which they came
         self._fitted: list[int] = []  # what the last fit learnt from
         self._fitted_at = -1
         self.pool = Pool(rows, np.arange(0))
@@ -55,21 +62,29 @@ class Outlook:
         if len(done) > self._fitted_at and len(done) >= int(limit):
             self._refit(costs, done)
         followed = [*self._fitted, *done[max(self._fitted_at, 0) :]]
-        self._model.follow([*followed, *pending])
+        self._model.follow(followed)
+        wanted = dict.fromkeys([*followed[len(self._fitted) :], *pending])
+        self._later = {row: None for row in [*self._later, *wanted] if row in wanted}
+        self._spread.follow([*self._fitted, *self._later])
         return self._targets(costs, done, followed)
 
     def log_improvement(self, targets: Targets, rows: Ints | None = None) -> Floats:
         """Log of expected improvement in `targets.unit`, of `rows` or of the pool."""
         if rows is None:
-            mean, deviation = self._model.predict(targets.values)
+            mean, _ = self._model.predict(targets.values)
+            _, deviation = self._spread.predict(_NO_VALUES)
             rows = self.pool.members
         else:
-            mean, deviation = self._model.predict_rows(rows, targets.values)
+            mean, _ = self._model.predict_rows(rows, targets.values)
+            _, deviation = self._spread.predict_rows(rows, _NO_VALUES)
+        deviation = deviation * self._model.scale(targets.values)
         return log_expected_improvement(mean + targets.expected_of(rows), deviation, targets.best)
 
     def predict(self, targets: Targets, rows: Ints) -> tuple[Floats, Floats]:
         """Mean and standard deviation of log cost."""
-        mean, deviation = self._model.predict_rows(rows, targets.values)
+        mean, _ = self._model.predict_rows(rows, targets.values)
+        _, deviation = self._spread.predict_rows(rows, _NO_VALUES)
+        deviation = deviation * self._model.scale(targets.values)
         return targets.middle + targets.unit * (mean + targets.expected_of(rows)), targets.unit * deviation
 
     def mean(self, targets: Targets, rows: Ints) -> Floats:
@@ -88,7 +103,10 @@ class Outlook:
             learnt = self._lesson(done, ranked, _MOST_LEARNT)
             y = self._targets(costs, done, learnt).values
             self._model.learn(learnt, y, columns[learnt], briefly=briefly)
+        self._spread.drop()
         self._model.condition(self._fitted, columns, self.pool.members, self.pool.hot)
+        self._spread.become(self._model)
+        self._later = {}
 
     def _targets(self, costs: dict[int, float], done: list[int], wanted: list[int]) -> Targets:
         """Of all that was measured, with the values of `wanted` alone, in that order."""

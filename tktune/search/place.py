@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from tktune.build.artifact import Artifact
 from tktune.core.build_spec import BuildSpec
@@ -66,3 +67,26 @@ def places_of(space: Space, family: Family, name_of: Callable[[BuildSpec], str])
         build: BuildPlace(build, family.build_spec(build, space.problem, space.device), configs, name_of)
         for build, configs in points.items()
     }
+
+
+def remembered(name_of: Callable[[BuildSpec], str]) -> Callable[[BuildSpec], str]:
+    """`name_of`, asked once for each artifact: the problems of one run share most of theirs."""
+    known: dict[Any, str] = {}
+
+    def found(spec: BuildSpec) -> str:
+        key = _told_apart_by(spec)
+        name = known.get(key)
+        if name is None:
+            name = known[key] = name_of(spec)
+        return name
+
+    return found
+
+
+def _told_apart_by(spec: BuildSpec) -> Any:
+    """Everything that an artifact's name depends on, but the sources' content and the compiler."""
+    parts = tuple(map(_told_apart_by, spec.parts))
+    return (
+        *(spec.name, spec.kind, spec.source, spec.arch, spec.flags, spec.include_dirs, parts),
+        tuple(sorted(spec.defines.items())),
+    )

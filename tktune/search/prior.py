@@ -36,7 +36,7 @@ _MOST_PLACES = 3  # the nearest ones
 _CHUNK = 4096  # rows predicted at once
 # Distances add up; a place at distance d has the weight 2^-d. A factor of two in a size is a distance of one.
 _SIZES = {"hidden": 1.0, "cols": 1.0, "experts": 1.0, "top_k": 1.0, "tokens": 1.0, "world": 2.0}
-_WORDS = {"routing": 0.5, "pad": 0.5, "ep_world": 0.5, "ep_rank": 0.5}
+_WORDS = {"routing": 0.5, "pad": 0.5, "ep_world": 0.5, "ep_rank": 0.5, "finish": 0.5}
 _ALIKE = ("family", "dtype", "weight_layout")  # without these in common nothing is learnt
 _OTHER_DEVICE, _OTHER_ARCH = 1.0, 2.0
 

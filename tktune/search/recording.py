@@ -5,7 +5,6 @@ Nothing here reads files, measures or replays: `recording_form` is the file, `re
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -175,21 +174,3 @@ def summary_of(us: Sequence[float]) -> SampleSummary | None:
         return None
     low, _, high = quantiles(us, n=4, method="inclusive") if len(us) > 1 else (us[0],) * 3
     return SampleSummary(len(us), min(us), low, high, max(us))
-
-
-def quieter(one: Recording, other: Recording) -> Recording:
-    """Two recordings of one space as one: for each config the trial that passed, and of two that did the faster one.
-
-    Interference only ever makes a launch slower. Raises `WordsError` when they are not of the same space.
-    """
-    same = (one.problem, one.device, one.policy, one.parameters, one.default)
-    if same != (other.problem, other.device, other.policy, other.parameters, other.default) or (
-        one.trials.keys() != other.trials.keys()
-    ):
-        raise WordsError("The recordings are not of the same space.", "Record both with the same study.")
-
-    def rank(trial: RecordedTrial) -> tuple[bool, float]:
-        return not trial.timed, trial.time_us or 0.0
-
-    trials = {config: min(trial, other.trials[config], key=rank) for config, trial in one.trials.items()}
-    return dataclasses.replace(one, trials=trials)

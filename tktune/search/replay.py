@@ -119,6 +119,7 @@ def replay(
         family=lambda name: ReplayFamily(recording),
         clock=clock,
         seats=lambda problem, device: [tuple(range(problem.world))],
+        overlap=False,
     )
     with tempfile.TemporaryDirectory(prefix="tktune-replay-") as folder:
         cache: Any = ReplayCache(recording, Path(folder))

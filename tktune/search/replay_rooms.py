@@ -25,7 +25,8 @@ from tktune.core.errors import GangError
 from tktune.core.problem import Problem
 from tktune.core.roles import Role, RoleModel
 from tktune.families.base import RankSeat, Workbench
-from tktune.gang.gang import RENEW_AFTER_LOADS, Outcome
+from tktune.gang.gang import Outcome
+from tktune.gang.limits import RENEW_AFTER_LOADS, renewal
 from tktune.search.building import Builder, Finished
 from tktune.search.events import Listener
 from tktune.search.recording import RecordedBuild, RecordedSpace, RecordedTrial, Recording
@@ -223,10 +224,13 @@ class ReplayGang:
     def start(self) -> None:
         return None
 
+    def close(self) -> None:
+        return None
+
     def load(self, artifact: Path, sha256: str, build_part: Config) -> Outcome:
         if build_part != self.loaded:
             self._charge(self._load_s[build_part])
-            if build_part not in self._held and len(self._held) >= RENEW_AFTER_LOADS:
+            if build_part not in self._held and len(self._held) >= renewal(self.device):
                 self._charge(self._renewal_s)
                 self._held.clear()
             self._held.add(build_part)

@@ -24,7 +24,9 @@ class Rooms:
     """The rooms below that a run works with; replaced in tests and by other samplers or executors.
 
     `make_gang(problem, device, policy, device_indices=…)` is called for each of `seats(problem, device)`: the device
-    indices of gangs that may measure side by side. `make_sampler` stands in for the study's sampler (None: that).
+    indices of gangs that may measure side by side. `make_sampler` stands in for the study's sampler (None: that). With
+    `overlap` ranks start, and the driver decides and prepares, while others are measured, on backends where that
+    disturbs no timing; False where a clock is virtual.
     """
 
     make_gang: Callable[..., Gang] = Gang
@@ -34,6 +36,7 @@ class Rooms:
     family: Callable[[str], Family] = family
     clock: Callable[[], float] = time.monotonic
     seats: Callable[[Problem, DeviceClass], Sequence[tuple[int, ...]]] = seats_of
+    overlap: bool = True
 
 
 @dataclass(frozen=True)

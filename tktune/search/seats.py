@@ -15,8 +15,8 @@ def seats_of(problem: Problem, device: DeviceClass) -> list[tuple[int, ...]]:
     one = [tuple(range(problem.world))]
     if device.backend != "cuda":
         return one
-    from tktune.core.device_cuda import cuda_device_classes
+    from tktune.core.device_cuda import gpus_for
 
-    like = [index for index, found in enumerate(cuda_device_classes()) if found == device]
+    like = gpus_for(device)
     starts = range(0, len(like) - problem.world + 1, problem.world)
     return [tuple(like[start : start + problem.world]) for start in starts] or one

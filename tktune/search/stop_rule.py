@@ -14,7 +14,7 @@ LEAST_TRIALS = 60  # before these, silence says nothing
 LEAST_S = 15.0  # nor before these seconds, in which a fast machine has seen one corner of its space
 MINUTE_S = 60.0
 _LOWEST = 5  # order statistics whose spacing says how fine the bottom of the space is
-_MOST_BAND = 0.05  # however noisy the machine, a larger expected gain is worth a minute
+_MOST_BAND = 0.02  # however noisy single launches are, the finals tell larger gains apart
 
 
 class GainEstimate(Protocol):

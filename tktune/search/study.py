@@ -25,7 +25,9 @@ from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
 from tktune.core.space import Space
 from tktune.families.base import Family, family
+from tktune.moe.parts import FAMILY_NAME, is_layer, part_pins, part_problems
 from tktune.search.effort import DEFAULT, PROFILES, Effort, effort
+from tktune.search.layer_study import flat_pins, kernel_of, with_kernels
 
 Count = Annotated[int, Field(ge=1)]
 Counts = Count | Annotated[list[Count], Field(min_length=1)]
@@ -54,6 +56,7 @@ class ProblemTable(_Table):
     pad: Counts | None = None
     ep_world: Count | None = None
     ep_rank: Annotated[int, Field(ge=0)] | None = None
+    finish: Text | Annotated[list[Text], Field(min_length=1)] | None = None
 
 
 class PolicyTable(_Table):
@@ -101,7 +104,7 @@ class StudyFile(_Table):
 
 @dataclass(frozen=True)
 class Study:
-    """Problems to tune, and how.
+    """Problems to tune, and how. Those of a layer's kernels stand before the layer's own (`search.layer_study`).
 
     `trials` and `seconds` bound the search of one problem; with `stop_early` it may end before. `pins` limits
     parameters to these values. `start_from` are configs (as text: `search.start`) tried right after the default.
@@ -142,8 +145,25 @@ class Study:
 
     def space(self, problem: Problem, device: DeviceClass) -> Space:
         """The family's space with this study's pins. Raises `WordsError` for a pin the space does not have."""
-        space = family(self.family).space(problem, device)
-        return space.restrict(self.pins) if self.pins else space
+        space = family(self.family_of(problem)).space(problem, device)
+        pins = self.pins_of(problem)
+        return space.restrict(pins) if pins else space
+
+    @property
+    def enumerable(self) -> tuple[Problem, ...]:
+        """The problems whose spaces can be enumerated beforehand: all but layers, whose spaces hang on their kernels'
+        winners."""
+        return tuple(problem for problem in self.problems if not is_layer(problem))
+
+    def family_of(self, problem: Problem) -> str:
+        """The family that tunes `problem`: the study's, but a layer's kernels have their own."""
+        return problem.family if self.family == FAMILY_NAME else self.family
+
+    def pins_of(self, problem: Problem) -> Mapping[str, tuple[Value, ...]]:
+        """The pins under the names of the problem's own parameters. Raises `WordsError` as `part_pins` does."""
+        if self.family != FAMILY_NAME or is_layer(problem):
+            return self.pins
+        return part_pins(self.pins, kernel_of(problem))
 
 
 def load_study(path_or_name: str | Path, effort_name: str | None = None) -> Study:
@@ -170,6 +190,8 @@ def parse_study(content: Mapping[str, Any], path: Path, asked: Effort | None = N
 
     The budget is that of `asked`; without it, the file's own keys, and where it has none, those of the file's effort.
     """
+    if content.get("family") == FAMILY_NAME and isinstance(content.get("pins"), Mapping):
+        content = {**content, "pins": flat_pins(content["pins"])}
     try:
         file = StudyFile.model_validate(content)
     except ValidationError as error:
@@ -259,11 +281,13 @@ def _problems(file: StudyFile, family_name: str, path: Path) -> tuple[Problem, .
             try:
                 problem = Problem(family=family_name, **one)
                 parse_routing(problem.routing).check_trace(problem)
+                if family_name == FAMILY_NAME:
+                    part_problems(problem)  # both kernels have problems
             except (ProblemError, RoutingError) as error:
                 raise StudyError(f"{path}: {where}: {error.sentence}", error.way_out) from error
             if problem not in problems:
                 problems.append(problem)
-    return tuple(problems)
+    return with_kernels(problems) if family_name == FAMILY_NAME else tuple(problems)
 
 
 _EXAMPLES = {

@@ -78,25 +78,56 @@ class Surrogate:
     and adds to the deviation of rows not measured.
 
     With L the Cholesky factor of the observations' covariance, it keeps L^-1 and V = L^-1 K(observed, pool), so that
-    an observation costs one row of each (n x pool operations), not a new factor. Memory: n x pool x 4 bytes.
+    an observation costs one row of each (n x pool operations), not a new factor. Memory: n x pool x 4 bytes; the rows of V
+    that the last `condition` made are never changed, and shared by models that began from each other.
     """
+
+    _kernel: Kernel
+    _trend: Floats
+    _pool: Ints
+    _pool_trend: NDArray[np.float32]
+    _hot: NDArray[np.float32]
+    _variance: NDArray[Any]
 
     def __init__(self, rows: FeasibleRows, belief: tuple[Floats, Floats]) -> None:
         """`belief` as for `fit`."""
         self._rows, self._belief = rows, belief
         self._theta = belief[0]
         self.observed: list[int] = []
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget every row, and give back what they take: before `condition` or `become`."""
+        self.observed = []
+        self._inverse: Floats = np.zeros((0, 0))
+        self._base: NDArray[np.float32] = np.zeros((0, 0), np.float32)
+        self._later: NDArray[np.float32] = self._base
 
     def learn(self, observed: list[int], y: Floats, trend: Floats, *, briefly: bool) -> None:
         """Learn theta from observations `y` (n,); `trend` (n, T) as for `fit`. `briefly`: it is nearly known."""
         steps = _LATER_STEPS if briefly else _FIT_STEPS
         self._theta = fit(self._rows, observed, y, trend, self._theta, self._belief, steps)
 
+    def become(self, other: Surrogate) -> None:
+        """Start anew as `other` is now; from here on each follows its own rows."""
+        self._theta, self._kernel, self._trend = other._theta, other._kernel, other._trend
+        self._pool, self._pool_trend, self._hot = other._pool, other._pool_trend, other._hot
+        self._inverse, self._variance = other._inverse.copy(), other._variance.copy()
+        self._base, self._later = other._base, other._later.copy()  # rows of the base never change
+        self.observed = list(other.observed)
+
+    def scale(self, y: Floats) -> float:
+        """The deviation of the process, by the values (m,) of the first m observed rows: what deviations are multiples of."""
+        count = len(y)
+        weights = self._inverse[:count, :count] @ y
+        return float(np.sqrt((_SQUARES + float(weights @ weights)) / (_FREEDOM + count)))
+
     def condition(self, observed: list[int], trend: Floats, pool: Ints, hot: NDArray[np.float32]) -> None:
         """Start anew from these observed rows, with what theta is known. `trend` is (rows, T), `hot` (pool, values)."""
+        self.drop()
         self._trend = trend
         self._kernel = Kernel(self._rows, self._theta)
-        self._pool, self._pool_trend = pool, self._trend[pool].astype(np.float32)
+        self._pool, self._pool_trend, self._hot = pool, self._trend[pool].astype(np.float32), hot
         count, room = len(observed), len(observed) + _ROOM
         trend = self._trend[observed]
         own = self._rows.one_hot(observed)
@@ -106,10 +137,10 @@ class Surrogate:
         self._inverse[:count, :count] = np.tril(np.linalg.inv(np.linalg.cholesky(k)))
         cross = self._kernel.between(own.astype(np.float32), hot)
         cross += trend.astype(np.float32) @ self._pool_trend.T
-        self._v = np.empty((room, len(pool)), np.float32)
-        np.matmul(self._inverse[:count, :count].astype(np.float32), cross, out=self._v[:count])
+        self._base = self._inverse[:count, :count].astype(np.float32) @ cross
+        self._later = np.empty((_ROOM, len(pool)), np.float32)
         self._variance = 1 + self._kernel.nugget + np.einsum("ij,ij->i", self._pool_trend, self._pool_trend)
-        self._variance -= np.einsum("ij,ij->j", self._v[:count], self._v[:count])
+        self._variance -= np.einsum("ij,ij->j", self._base, self._base)
         self.observed = list(observed)
 
     def follow(self, rows: Sequence[int]) -> None:
@@ -120,15 +151,22 @@ class Surrogate:
                 break
             same += 1
         while len(self.observed) > same:
-            self._variance += self._v[len(self.observed) - 1] ** 2
             self.observed.pop()
+            count = len(self.observed)
+            if count < len(self._base):
+                self._variance += self._base[count] ** 2
+                self._base = self._base[:count]
+            else:
+                self._variance += self._later[count - len(self._base)] ** 2
         for row in rows[same:]:
             self._push(row)
 
     def _push(self, row: int) -> None:
         count = len(self.observed)
-        if count == len(self._v):
-            self._v = np.concatenate([self._v, np.empty((_ROOM, len(self._pool)), np.float32)])
+        at = count - len(self._base)
+        if at == len(self._later):
+            self._later = np.concatenate([self._later, np.empty((_ROOM, len(self._pool)), np.float32)])
+        if count == len(self._inverse):
             wider = np.zeros((count + _ROOM, count + _ROOM))
             wider[:count, :count] = self._inverse
             self._inverse = wider
@@ -140,9 +178,9 @@ class Surrogate:
         diagonal = float(np.sqrt(max(own - float(lower @ lower), self._kernel.nugget)))
         self._inverse[count, :count] = -(lower @ inverse) / diagonal
         self._inverse[count, count] = 1 / diagonal
-        cross = self._kernel.from_row(row, self._pool) + self._pool_trend @ trend
-        self._v[count] = (cross - lower.astype(np.float32) @ self._v[:count]) / diagonal
-        self._variance -= self._v[count] ** 2
+        cross = self._kernel.from_row_to(row, self._hot) + self._pool_trend @ trend
+        self._later[at] = (cross - self._times_v(lower)) / diagonal
+        self._variance -= self._later[at] ** 2
         self.observed.append(row)
 
     def predict(self, y: Floats) -> tuple[Floats, Floats]:
@@ -150,7 +188,8 @@ class Surrogate:
 
         Rows beyond m count as measured at their mean: they narrow the deviation only.
         """
-        return self._from(self._v, self._variance, y)
+        weights = self._inverse[: len(y), : len(y)] @ y
+        return self._times_v(weights).astype(np.float64), self._deviation(self._variance, y)
 
     def predict_rows(self, rows: Ints, y: Floats) -> tuple[Floats, Floats]:
         """The same for any rows, in double precision; costs (observations^2 x rows) operations."""
@@ -159,7 +198,9 @@ class Surrogate:
         cross += self._trend[self.observed] @ self._trend[rows].T
         v = self._inverse[:count, :count] @ cross
         variance = 1 + self._kernel.nugget + np.einsum("ij,ij->i", self._trend[rows], self._trend[rows])
-        return self._from(v, variance - np.einsum("ij,ij->j", v, v), y)
+        variance -= np.einsum("ij,ij->j", v, v)
+        weights = self._inverse[: len(y), : len(y)] @ y
+        return weights @ v[: len(y)], self._deviation(variance, y)
 
     def mean_rows(self, rows: Ints, y: Floats) -> Floats:
         """The mean alone, for as many values as observed rows; costs (observations x rows) operations."""
@@ -171,10 +212,14 @@ class Surrogate:
         mean += (pull @ self._trend[self.observed]) @ self._trend[rows].T
         return mean
 
-    def _from(self, v: NDArray[Any], variance: NDArray[Any], y: Floats) -> tuple[Floats, Floats]:
-        count = len(y)
-        weights = self._inverse[:count, :count] @ y
-        mean: NDArray[Any] = weights.astype(v.dtype) @ v[:count]
-        scale = (_SQUARES + float(weights @ weights)) / (_FREEDOM + count)
-        deviation = np.sqrt(scale * np.maximum(variance.astype(np.float64), _LEAST_VARIANCE))
-        return mean.astype(np.float64), deviation
+    def _times_v(self, weights: Floats) -> NDArray[np.float32]:
+        """(pool,): the first rows of V, as many as there are `weights`, each times its weight."""
+        held, light = len(self._base), weights.astype(np.float32)
+        found: NDArray[np.float32] = light[:held] @ self._base[: len(weights)]
+        if len(weights) > held:
+            found += light[held:] @ self._later[: len(weights) - held]
+        return found
+
+    def _deviation(self, variance: NDArray[Any], y: Floats) -> Floats:
+        deviation: Floats = self.scale(y) * np.sqrt(np.maximum(variance.astype(np.float64), _LEAST_VARIANCE))
+        return deviation

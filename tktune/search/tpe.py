@@ -14,9 +14,9 @@ from typing import Any
 from tktune.core.config import Config
 from tktune.search.sampler import UnseenRows
 
-# Proposals that may fall outside the unseen rows before a random unseen row is taken instead. Failed proposals are
-# told as FAIL, which TPE ignores: measured as good as telling them as pruned, and it keeps the good quantile small
-# (research: search_efficiency.md, "what goes wrong").
+# Draws that may fall outside the unseen rows before a random unseen row is taken instead. A draw that is rejected
+# leaves no trial: TPE would ignore one that failed, and only look at a longer list (research: search_efficiency.md,
+# "what goes wrong").
 _TRIES = 24
 
 
@@ -50,7 +50,7 @@ class TpeSampler:
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+            sampler = _redrawing(self._distributions, self._unseen, self._random, seed)
         self._study: Any = optuna.create_study(sampler=sampler)
         self._open: dict[Config, Any] = {}
 
@@ -61,19 +61,9 @@ class TpeSampler:
         return found
 
     def _ask_one(self) -> Config:
-        failed = self._optuna.trial.TrialState.FAIL
-        for _ in range(_TRIES if len(self._unseen) > 1 else 0):
-            trial = self._study.ask(fixed_distributions=self._distributions)
-            row = Config(trial.params)
-            if row in self._unseen:
-                self._unseen.take(row)
-                self._open[row] = trial
-                return row
-            self._study.tell(trial, state=failed)
-        row = self._random.choice(self._unseen.listed())
-        self._unseen.take(row)
-        self._study.enqueue_trial(dict(row))
         trial = self._study.ask(fixed_distributions=self._distributions)
+        row = Config(trial.params)
+        self._unseen.take(row)
         self._open[row] = trial
         return row
 
@@ -95,6 +85,44 @@ class TpeSampler:
                 state=state.PRUNED if cost_us is None else state.COMPLETE,
             )
         )
+
+
+def _redrawing(distributions: dict[str, Any], unseen: UnseenRows, chance: random.Random, seed: int) -> Any:
+    """Optuna's TPE that draws again where a draw is no unseen row."""
+    import optuna
+
+    made: dict[
+        bool, Any
+    ] = {}  # densities of the trial that is being drawn: of its good quantile or of the rest
+
+    class Redrawing(optuna.samplers.TPESampler):
+        def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+            return distributions
+
+        def sample_relative(self, study: Any, trial: Any, search_space: dict[str, Any]) -> dict[str, Any]:
+            made.clear()
+            for _ in range(_TRIES if len(unseen) > 1 else 0):
+                drawn = super().sample_relative(study, trial, search_space)
+                if (
+                    not drawn
+                ):  # its first trials are uniform draws: of these, one that is unseen is any unseen row
+                    break
+                if Config(drawn) in unseen:
+                    return drawn
+            return dict(chance.choice(unseen.listed()))
+
+        # Densities do not change between draws, and making them is most of the work. Where another release of Optuna has no
+        # such method it makes them anew, with the same draws.
+        def _build_parzen_estimator(
+            self, study: Any, search_space: Any, trials: Any, handle_below: bool
+        ) -> Any:
+            if handle_below not in made:
+                made[handle_below] = super()._build_parzen_estimator(
+                    study, search_space, trials, handle_below
+                )
+            return made[handle_below]
+
+    return Redrawing(seed=seed, multivariate=True, constant_liar=True)
 
 
 def _order(value: Any) -> tuple[bool, Any]:

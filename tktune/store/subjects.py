@@ -28,9 +28,13 @@ from tktune.store.rows import ArtifactRow, KeyFacts, ToolchainFacts, TrialKey
 Named = type[ProblemModel | DeviceClassModel | PolicyModel | ToolchainModel]
 
 
+_PROBLEM_COLUMNS = frozenset(column.name for column in ProblemModel.__table__.columns)
+
+
 def problem_values(problem: Problem) -> dict[str, Any]:
+    """A row's values. A field without a column of its own (finish) is in the key alone."""
     return {
-        **problem.key,
+        **{name: value for name, value in problem.key.items() if name in _PROBLEM_COLUMNS},
         "digest": problem.digest,
         "shape_digest": shape_digest(problem),
         "key": canonical_json(problem.key),

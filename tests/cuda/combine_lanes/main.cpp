@@ -1,8 +1,8 @@
 // Runs the combine roles of csrc/comm/combine*.cuh on all ranks at once, over tables from a file: compute blocks land
 // tiles in a random order and call the epilogue, then join; the result and the staging rows are written out.
 //
-//   main TABLES OUT WORLD FORM GROUPS COMP_BLOCKS COMM_BLOCKS REDUCERS WARPS SLOTS ROUNDS SEED
-#include "comm/combine_reduce.cuh"
+//   main TABLES OUT WORLD FORM GROUPS COMP_BLOCKS COMM_BLOCKS REDUCERS WARPS SLOTS ROUNDS SEED WALK
+#include "comm/combine_stream.cuh"
 
 namespace tkt {
 char shared_memory[1];
@@ -17,7 +17,9 @@ constexpr int WORLD = RANKS;
 using globals = tkt::combine_globals<config, WORLD>;
 
 // Arrays of one rank, in the order of the file.
-enum table { HEAD, BLOCK_EXPERT, EXPERTS, JOBS, PULL_TOKENS, SLOTS, OWNERS, PUSH_EXPECTED, CONTRIB, WEIGHTS, VALUES, TABLES };
+enum table {
+    HEAD, BLOCK_EXPERT, EXPERTS, JOBS, PULL_TOKENS, SLOTS, OWNERS, PUSH_EXPECTED, RECV_FROM, CONTRIB, WEIGHTS, VALUES, TABLES
+};
 struct tile {
     int row, rows, col;
 };
@@ -30,7 +32,7 @@ struct rank_memory {
     std::vector<tile> tiles;
     std::vector<int> busy, left;  // of each block: whether its GEMM still runs, warps that have left
     int32_t queue[tkt::kCombineQueueWords] = {}, plan[2];
-    uint64_t watermarks[WORLD] = {}, sequence = 0;
+    uint64_t watermarks[WORLD * tkt::kMostCombineGroups] = {}, sequence = 0;
     globals G{};
 };
 rank_memory ranks[WORLD];
@@ -38,7 +40,7 @@ rank_memory ranks[WORLD];
 int pad, cols, capacity;
 
 // What the GEMM's walk makes of each expert's rows.
-std::vector<tile> tiles_of(const std::vector<int32_t>& experts) {
+std::vector<tile> tiles_of(const std::vector<int32_t>& experts, int groups, bool walks_columns) {
     std::vector<tile> made;
     for (size_t e = 0; e < experts.size(); e += 2) {
         const int pieces = (experts[e + 1] + config::PIECE_ROWS - 1) / config::PIECE_ROWS;
@@ -51,6 +53,10 @@ std::vector<tile> tiles_of(const std::vector<int32_t>& experts) {
         }
     }
     std::shuffle(made.begin(), made.end(), lanes::chance);
+    if (walks_columns)  // the tiles of later runs of columns come first, since they are taken from the end
+        std::stable_sort(made.begin(), made.end(), [&](const tile& a, const tile& b) {
+            return a.col * groups / cols > b.col * groups / cols;
+        });
     return made;
 }
 
@@ -72,11 +78,11 @@ void prepare(rank_memory& mine, int rank, const std::vector<int>& words, int rou
     mine.y.assign(static_cast<size_t>(G.tokens) * cols, 0xffff);
     if (round == 0) {
         mine.staging.assign(static_cast<size_t>(WORLD) * G.tokens * cols, 0xffff);
-        mine.finished.assign(mine.in[BLOCK_EXPERT].size() * groups + 1, 0);
+        mine.finished.assign((mine.in[BLOCK_EXPERT].size() + 1) * groups, 0);
         mine.landed.assign(static_cast<size_t>(WORLD) * G.landed_stride, 0);
     }
     mine.sequence = 5 + round;
-    mine.tiles = tiles_of(mine.in[EXPERTS]);
+    mine.tiles = tiles_of(mine.in[EXPERTS], groups, words[9]);
     mine.busy.assign(words[2], 1);
     mine.left.assign(words[2] + words[3], 0);
     mine.shared.assign(words[2] + words[3], std::vector<uint4>(words[5] * words[6] * cols * 2 / 16));
@@ -84,7 +90,8 @@ void prepare(rank_memory& mine, int rank, const std::vector<int>& words, int rou
     G.experts = reinterpret_cast<int2*>(mine.in[EXPERTS].data()), G.jobs = mine.in[JOBS].data();
     G.pull_tokens = reinterpret_cast<int2*>(mine.in[PULL_TOKENS].data()), G.slots = mine.in[SLOTS].data();
     G.owners = mine.in[OWNERS].data(), G.topk_weights = reinterpret_cast<float*>(mine.in[WEIGHTS].data());
-    G.push_expected = mine.in[PUSH_EXPECTED].data(), G.final_contrib = mine.in[CONTRIB].data();
+    G.push_expected = mine.in[PUSH_EXPECTED].data(), G.recv_from = mine.in[RECV_FROM].data();
+    G.final_contrib = mine.in[CONTRIB].data();
     G.y = reinterpret_cast<tkt::bf16*>(mine.y.data()), G.finished = mine.finished.data(), G.queue = mine.queue;
     G.sequence = &mine.sequence, G.roles = TKT_COMMUNICATE | TKT_COMPUTE | TKT_GATED;
     G.num_comp_blocks = words[2], G.num_reduce_blocks = words[4], G.form = words[0], G.groups = groups;
@@ -103,11 +110,13 @@ void connect() {
 void sum(rank_memory& mine, int block) {
     const globals& G = mine.G;
     while (block < G.num_comp_blocks && mine.busy[block]) lanes::yield();
-    tkt::combine_warp<globals> warp(G, reinterpret_cast<char*>(mine.shared[block].data()));
+    const bool reduces = block >= static_cast<int>(lanes::grid) - G.num_reduce_blocks;
     if (G.form == TKT_FORM_PULL)
-        warp.run_pull();
-    else if (warp.run_push() && block >= static_cast<int>(lanes::grid) - G.num_reduce_blocks)
-        tkt::reduce(G);
+        tkt::combine_pull<globals>(G).run();
+    else
+        tkt::combine_stream<globals>(G, reinterpret_cast<char*>(mine.shared[block].data()), reduces,
+                                     block >= G.num_comp_blocks)
+            .run();
     int before = 0;
     if (tkt::lane_id() == 0) before = mine.left[block]++;
     if (__shfl_sync(0xffffffffu, before, 0) == G.sum_warps - 1) tkt::leave_combine(G);  // the block's last warp
@@ -120,7 +129,9 @@ void check_words(const rank_memory& mine) {
         if (word) lanes::fail("the tail left a count");
     for (int r = 0; r < WORLD && mine.G.form != TKT_FORM_PULL; ++r) {
         const bool owed = ranks[r].in[PUSH_EXPECTED][mine.G.gemm.guard.rank] > 0;
-        if ((mine.watermarks[r] == mine.sequence) != owed) lanes::fail("a watermark stands where nothing is owed, or not");
+        for (int group = 0; group < mine.G.groups; ++group)
+            if ((mine.watermarks[r * tkt::kMostCombineGroups + group] == mine.sequence) != owed)
+                lanes::fail("a watermark stands where nothing is owed, or not");
     }
 }
 
@@ -136,7 +147,7 @@ int main(int argc, char** argv) {
             if (count && std::fread(array.data(), 4, count, file) != static_cast<size_t>(count)) lanes::fail("a short table");
         }
     std::fclose(file);
-    std::vector<int> words;  // form, groups, compute blocks, communication blocks, reducers, warps, slots, rounds, seed
+    std::vector<int> words;  // form, groups, compute blocks, communication blocks, reducers, warps, slots, rounds, seed, walk
     for (int i = 3; i < argc; ++i) words.push_back(std::atoi(argv[i]));
     for (rank_memory& mine : ranks) {
         pad = mine.in[HEAD][0], cols = mine.in[HEAD][1], capacity = mine.in[HEAD][2];

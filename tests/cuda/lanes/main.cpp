@@ -2,7 +2,7 @@
 // every pad block at the moment its last row is counted, the whole buffer at the end, and what the tail leaves behind.
 // INDEXED: rows go to their places among all ranks' tokens, each other rank's once and this rank's own never.
 //
-//   main TABLES HEAD BLOCKS WARPS SLOTS PENDING WAVE OPENERS OPENING SEED
+//   main TABLES HEAD BLOCKS WARPS SLOTS PENDING UNREAD PIECES WAVE OPENERS OPENING UNTIL SEED
 #include "comm/dispatch.cuh"
 
 namespace {
@@ -17,7 +17,7 @@ std::vector<int32_t> head, pull_indices, pull_tokens, pull_slots, slack, arrival
 std::vector<uint16_t> x, gathered;
 std::vector<std::vector<char>> memory;
 int32_t queue[3], dispenser[2];
-int blocks, warps, openers;
+int blocks, warps, openers, until;
 bool leaving;
 
 int rows() { return head[0]; }
@@ -40,15 +40,18 @@ void check_row(int slot, const char* what) {
     }
 }
 
-// Rows that nobody here wants stay as they were, and no row was fetched twice.
+// No piece of a token is fetched twice.
+void check_fetched_once() {
+    int fetched = 0;
+    for (int item = 0; item < head[2]; ++item) fetched += pull_tokens[2 * item] != rank();
+    if (tkt::loads_issued != fetched * G.pieces) lanes::fail("a row was fetched twice, or one that is here");
+}
+
+// Rows that nobody here wants stay as they were.
 void check_unwanted() {
     std::vector<bool> wanted(static_cast<size_t>(world()) * tokens());
-    int fetched = 0;
-    for (int item = 0; item < head[2]; ++item) {
+    for (int item = 0; item < head[2]; ++item)
         wanted[pull_tokens[2 * item] * tokens() + pull_tokens[2 * item + 1]] = true;
-        fetched += pull_tokens[2 * item] != rank();
-    }
-    if (tkt::loads_issued != fetched) lanes::fail("a row was fetched twice, or one that is here");
     for (int s = 0; s < world(); ++s)
         for (int t = 0; t < tokens(); ++t)
             for (int c = 0; c < hidden(); ++c) {
@@ -74,6 +77,27 @@ std::vector<int32_t> table(FILE* file) {
     return values;
 }
 
+// UNTIL: that many pad blocks are what an opening block waits for, the next ones each.
+tkt::pad_blocks blocks_of(int block) {
+    if (block >= openers || !until) return {0, 0};
+    const int first = block * until;
+    return {first, std::max(0, std::min(until, head[1] - first))};
+}
+bool all_there(tkt::pad_blocks wanted) {
+    for (int block = wanted.first; block < wanted.first + wanted.count; ++block)
+        if (arrivals[block] < G.gemm.pad) return false;
+    return true;
+}
+int items() {
+    const int first = INDEXED ? 0 : std::min(G.head, rows());
+    return first < rows() ? first + head[2] : first;
+}
+
+tkt::row_team team_of(int block) {
+    char* const start = memory[block].data();
+    return {start, start + tkt::kSlotReserveBytes, G.warp_slots, G.pieces, G.unread, G.pending};
+}
+
 }  // namespace
 
 namespace lanes {
@@ -85,7 +109,9 @@ void body() {
     const int block = now->of->block;
     const int draws = block < openers ? G.opening : 0x7fffffff;
     if (now->of->index < G.comm_warps && draws)
-        tkt::dispatch_warp<globals>(G, memory[block].data(), draws).run();
+        tkt::dispatch_warp<globals>(G, team_of(block), now->of->index, draws, blocks_of(block)).run();
+    if (!all_there(blocks_of(block)) && queue[0] * G.wave < items())
+        fail("an opening block left before its rows were there");
 }
 }  // namespace lanes
 
@@ -96,7 +122,7 @@ int main(int, char** arguments) {
     pull_indices = table(file), pull_tokens = table(file), pull_slots = table(file), slack = table(file);
     std::fclose(file);
     const auto number = [&](int i) { return std::atoi(arguments[i]); };
-    blocks = number(3), warps = number(4), openers = number(8);
+    blocks = number(3), warps = number(4), openers = number(10);
 
     const size_t section = static_cast<size_t>(tokens()) * hidden();
     x.resize(world() * section);
@@ -120,23 +146,26 @@ int main(int, char** arguments) {
     G.queue = queue;
     G.head = number(2);
     G.top_k = head[3];
-    G.wave = number(7);
-    G.opening = number(9);
+    G.wave = number(9);
+    G.opening = number(11);
     G.warp_slots = number(5);
     G.comm_warps = warps;
     G.pending = number(6);
+    G.unread = number(7);
+    G.pieces = number(8);
+    until = number(12);
     for (int s = 0; s < world(); ++s)
         G.tokens.views[s] = {reinterpret_cast<tkt::bf16*>(x.data()) + s * section, tokens(), hidden()};
-    const size_t block_bytes = tkt::kSlotReserveBytes + static_cast<size_t>(warps) * G.warp_slots * hidden() * 2;
+    const size_t block_bytes = tkt::kSlotReserveBytes + static_cast<size_t>(warps) * G.warp_slots * hidden() * 2 / G.pieces;
     for (int b = 0; b < blocks; ++b) memory.emplace_back(block_bytes);
 
     tkt::on_arrival = arrival;
     std::vector<lanes::warp> team;
     for (int b = 0; b < blocks; ++b)
         for (int w = 0; w < warps; ++w) team.push_back({w, b, 0, 0, {}});
-    lanes::run(team, number(10));
+    lanes::run(team, number(13));
     for (int slot = 0; slot < rows(); ++slot) check_row(slot, "a row is wrong at the end, or padding was written");
-    if (INDEXED) check_unwanted();
+    if (INDEXED) check_unwanted(), check_fetched_once();
     for (int count : arrivals)
         if (count != G.gemm.pad) lanes::fail("a pad block is not complete");
 
@@ -145,8 +174,8 @@ int main(int, char** arguments) {
     dispenser[0] = 77;
     std::vector<lanes::warp> last;
     for (int b = 0; b < blocks; ++b) last.push_back({0, b, 0, 0, {}});
-    lanes::run(last, number(10) + 1);
-    if (arrivals != slack || queue[0] || queue[1] || dispenser[0] || dispenser[1] != tkt::kNeverLast)
+    lanes::run(last, number(13) + 1);
+    if (arrivals != slack || queue[0] || queue[1] || queue[2] || dispenser[0] || dispenser[1] != tkt::kNeverLast)
         lanes::fail("the tail left the counters unready");
     return 0;
 }

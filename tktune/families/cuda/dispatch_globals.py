@@ -11,33 +11,37 @@ from tktune.families.cuda.gemm_globals import GLOBALS_BYTES, GemmGlobals, Guard
 from tktune.families.formulas import round_up
 
 GATHERED, PLAN, PULL_INDICES, PULL_TOKENS, PULL_SLOTS = 640, 648, 656, 664, 672
-SLACK, ARRIVALS, QUEUE, ROLES, PENDING, TOKENS = 680, 688, 696, 704, 736, 744
+SLACK, ARRIVALS, QUEUE, ROLES, PENDING, TOKENS = 680, 688, 696, 704, 736, 776
 PLAN_WORDS, QUEUE_WORDS = 3, 3
 NEVER_LAST = 1 << 20  # the second word of the GEMM's dispenser between launches
 SLOT_RESERVE_BYTES = 2048  # semaphores before the row slots of a communicating block
-MOST_SLOTS, MOST_WARP_SLOTS, MOST_PENDING = SLOT_RESERVE_BYTES // 8, 8, 4
+MOST_SLOTS, MOST_WARP_SLOTS, MOST_PENDING = SLOT_RESERVE_BYTES // 8, 8, 8
+BESIDE_RESERVE_BYTES, MOST_BESIDE_WARPS, MOST_PIECES = 256, 2, 16
 
 COMMUNICATE, COMPUTE, GATED = 1, 2, 4
 FUSED = COMMUNICATE | COMPUTE | GATED
 ALL_ROWS = 2**31 - 1  # a head that no plan exceeds
 
-_DISPATCH = struct.Struct("<8Q10i")
+_DISPATCH = struct.Struct("<8Q18i")
 _VIEW = struct.Struct("<Qii")  # gl<bf16> without tiles
 assert GLOBALS_BYTES + _DISPATCH.size == TOKENS
 
 
 @dataclass(frozen=True)
 class RowSlots:
-    """How a communicating block shares its memory: `warps` warps with `of_warp` row slots each, `pending` of which
-    may hold rows whose stores are still under way when a warp goes on.
+    """How warps of a block that bring rows share its memory: `warps` warps with `of_warp` slots each, for rows that move in
+    `pieces` (a power of two). When a warp goes on, stores of `pending` pieces may be under way, and `unread` of them
+    may still read their slot. None of it where `warps` is 0.
     """
 
     warps: int
     of_warp: int
     pending: int
+    unread: int
+    pieces: int = 1
 
     def smem_bytes(self, row_bytes: int) -> int:
-        return SLOT_RESERVE_BYTES + self.warps * self.of_warp * row_bytes
+        return SLOT_RESERVE_BYTES + self.warps * self.of_warp * row_bytes // self.pieces
 
     @classmethod
     def within(cls, smem_bytes: int, row_bytes: int, warps: int) -> RowSlots:
@@ -46,7 +50,25 @@ class RowSlots:
         if room < 1:
             raise ValueError(f"a row of {row_bytes} bytes does not fit {smem_bytes} bytes of shared memory")
         of_warp = min(max(room // warps, min(2, room)), MOST_WARP_SLOTS)
-        return cls(min(warps, room // of_warp), of_warp, min(of_warp // 2, MOST_PENDING))
+        return cls(min(warps, room // of_warp), of_warp, of_warp // 2, of_warp // 2)
+
+    @classmethod
+    def beside(cls, smem_bytes: int, gemm_bytes: int, row_bytes: int, warps: int) -> RowSlots:
+        """What `warps` warps have beside a GEMM that takes `gemm_bytes` of `smem_bytes`: three slots each or more, for rows
+        in as few pieces as that allows. None where not even two slots each fit.
+        """
+        room = smem_bytes - round_up(gemm_bytes, 128) - BESIDE_RESERVE_BYTES
+        for least in (3, 2):
+            pieces = 1
+            while warps and pieces <= MOST_PIECES and row_bytes % (16 * pieces) == 0:
+                of_warp = min(room // (row_bytes // pieces * warps), MOST_WARP_SLOTS)
+                if of_warp >= least:
+                    return cls(warps, of_warp, of_warp, of_warp // 2, pieces)
+                pieces *= 2
+        return NO_SLOTS
+
+
+NO_SLOTS = RowSlots(0, 1, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -55,7 +77,9 @@ class DispatchGlobals:
 
     `tokens[r]` is where rank r's token rows lie, `token_rows` how many each rank has. `head`: the first rows, which are
     fetched slot by slot; the others are fetched once a token. `wave`: rows or tokens a warp
-    draws at once; `opening`: waves that each warp of a compute block brings before its first task.
+    draws at once; `opening`: waves that each warp of a compute block brings before its first task. `beside`: the slots
+    of the warps of a compute block that bring rows while the others compute. `openers`: warps of a
+    compute block that bring rows until its first tile can begin; 0: all of them, for `opening` waves.
     """
 
     gemm: GemmGlobals
@@ -76,6 +100,8 @@ class DispatchGlobals:
     slots: RowSlots
     tokens: tuple[int, ...]
     token_rows: int
+    beside: RowSlots = NO_SLOTS
+    openers: int = 0
 
     def packed(self) -> bytes:
         """The `globals_bytes(world)` that the kernel takes by value."""
@@ -83,7 +109,9 @@ class DispatchGlobals:
             *(self.gathered, self.plan, self.pull_indices, self.pull_tokens),
             *(self.pull_slots, self.slack, self.arrivals, self.queue),
             *(self.roles, self.num_comp_blocks, self.head, self.top_k, self.wave, self.opening),
-            *(self.slots.of_warp, self.slots.warps, self.slots.pending, 0),
+            *(self.slots.of_warp, self.slots.warps, self.slots.pending, self.slots.unread, self.slots.pieces),
+            *(self.beside.warps, self.beside.of_warp, self.beside.pending, self.beside.unread),
+            *(self.beside.pieces, self.openers, 0),
         )
         views = b"".join(_VIEW.pack(at, self.token_rows, self.gemm.reduction) for at in self.tokens)
         return (self.gemm.packed() + head + views).ljust(globals_bytes(len(self.tokens)), b"\0")

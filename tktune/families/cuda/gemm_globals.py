@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tktune.core.config import Config
 from tktune.families.cuda.tensor_map import PANEL_COLS
+from tktune.families.grouped_gemm.space_cuda import out_panel_cols
 
 ACTIVATIONS, WEIGHTS, OUTPUTS, WALK, DISPENSER, GUARD = 0, 192, 384, 576, 584, 592
 NUM_EXPERTS, REDUCTION, COLS, PAD, RASTER_ROWS, TURN_BACK = 616, 620, 624, 628, 632, 636
@@ -111,12 +112,13 @@ class Boxes:
 
 
 def boxes_of(build_part: Config, weight_layout: str) -> Boxes:
+    """The boxes of a build part."""
     row, depth = build_part.number("ROW_BLOCK"), build_part.number("RED_BLOCK")
     piece = 64 if row >= 128 else row
     cluster = build_part.number("CLUSTER") if "CLUSTER" in build_part else 1
     deep = min(depth, PANEL_COLS)
     weights = Box(build_part.number("COL_BLOCK") // cluster, deep) if weight_layout == "enk" else Box(depth)
-    return Boxes(Box(piece, deep), weights, Box(piece))
+    return Boxes(Box(piece, deep), weights, Box(piece, out_panel_cols(build_part)))
 
 
 WALKS = ("longest", "shortest", "index")

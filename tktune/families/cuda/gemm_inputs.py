@@ -13,6 +13,7 @@ import torch
 from tktune.core import tables_torch
 from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
+from tktune.families import glu
 from tktune.families.base import GateResult
 from tktune.families.bf16 import gemm_tolerance
 from tktune.families.cuda.gemm_globals import WALKS, walk_entries
@@ -56,7 +57,7 @@ class Case:
     """One (routing, seed) on one rank; P rows, R of them real.
 
     `activations` (P + GUARD_ROWS, hidden) bf16 hold NaN in rows without a token. `slots` (R) are the rows that hold
-    one, `slot_token` (P) says which (source × tokens + token). `reference` (R, cols) float32. `walks[order]`
+    one, `slot_token` (P) says which (source × tokens + token). `reference` (R, out_cols) float32. `walks[order]`
     (experts, 4) and `offsets` (experts), the padded ends of the experts, are int32.
     """
 
@@ -107,8 +108,9 @@ def make_case(
 def reference_of(
     problem: Problem, activations: torch.Tensor, weights: torch.Tensor, counts: list[int], base: list[int]
 ) -> torch.Tensor:
-    """Rows of each expert times its matrix in fp32 (never tf32), one expert at a time: (real rows, cols) float32."""
-    reference = torch.empty(sum(counts), problem.cols, dtype=torch.float32, device=weights.device)
+    """Rows of each expert times its matrix in fp32 (never tf32), one expert at a time, and their finish: (real rows,
+    out_cols) float32."""
+    reference = torch.empty(sum(counts), problem.out_cols, dtype=torch.float32, device=weights.device)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -117,20 +119,25 @@ def reference_of(
             if count:
                 matrix = weights[expert] if problem.weight_layout == "ekn" else weights[expert].T
                 rows = activations[first : first + count].float()
-                torch.mm(rows, matrix.float(), out=reference[begin : begin + count])
+                part = reference[begin : begin + count]
+                if problem.finish == "swiglu":
+                    gate, up = glu.gate_and_up(rows @ matrix.float())
+                    torch.mul(torch.nn.functional.silu(gate), up, out=part)
+                else:
+                    torch.mm(rows, matrix.float(), out=part)
                 begin += count
     finally:
         torch.set_float32_matmul_precision(before)
     return reference
 
 
-def check_output(case: Case, out: torch.Tensor) -> GateResult:
-    """Compare `out` (P + GUARD_ROWS, cols), poisoned with NaN before the launch, with the reference.
+def check_output(case: Case, out: torch.Tensor, tolerance: float | None = None) -> GateResult:
+    """Compare `out` (P + GUARD_ROWS, out_cols), poisoned with NaN before the launch, with the reference.
 
-    Passes when ‖out − ref‖ ÷ ‖ref‖ over all real rows and over the worst of them are within `gemm_tolerance`, and
-    when the guard rows still hold NaN. Rows that only pad an expert may hold anything.
+    Passes when ‖out − ref‖ ÷ ‖ref‖ over all real rows and over the worst of them are within `tolerance` (None:
+    `gemm_tolerance`), and when the guard rows still hold NaN. Rows that only pad an expert may hold anything.
     """
-    tolerance = gemm_tolerance(case.problem.hidden)
+    tolerance = gemm_tolerance(case.problem.hidden) if tolerance is None else tolerance
     if not bool(torch.isnan(out[case.rows :]).all()):
         row = case.rows + int((~torch.isnan(out[case.rows :])).any(1).nonzero()[0])
         return GateResult(

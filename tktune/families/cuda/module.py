@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from cuda.bindings import driver as cu
 
 from tktune.core.errors import ArtifactError, DeviceError
 from tktune.families.cuda.driver import Handle, check
+
+MOST_MODULES = 128  # that a rank keeps loaded
 
 
 @dataclass(frozen=True)
@@ -100,3 +105,27 @@ class Module:
         if self._handle is not None:
             cu.cuModuleUnload(self._handle)
             self._handle = None
+
+
+Loaded = TypeVar("Loaded", bound=Module)
+
+
+class Modules(Generic[Loaded]):
+    """Artifacts that stay loaded, by their SHA-256: those used last, `most` of them; the others are unloaded."""
+
+    def __init__(self, most: int = MOST_MODULES) -> None:
+        self._most = most
+        self._loaded: OrderedDict[str, Loaded] = OrderedDict()
+
+    def get(self, sha256: str, load: Callable[[], Loaded]) -> Loaded:
+        """The module of this SHA-256; `load` makes it where it is not there. No graph may live that launches another one."""
+        module = self._loaded.pop(sha256, None) or load()
+        self._loaded[sha256] = module
+        while len(self._loaded) > self._most:
+            self._loaded.popitem(last=False)[1].close()
+        return module
+
+    def close(self) -> None:
+        """Unload all of them. After a fault the context is gone, and they with it."""
+        while self._loaded:
+            self._loaded.popitem()[1].close()

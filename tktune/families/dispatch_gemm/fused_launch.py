@@ -9,14 +9,22 @@ import torch
 from tktune.core.config import Config
 from tktune.core.problem import Problem
 from tktune.families.cuda import dispatch_globals as mirror
-from tktune.families.cuda.dispatch_globals import DispatchGlobals, RowSlots
+from tktune.families.cuda.dispatch_globals import DispatchGlobals
 from tktune.families.cuda.gemm_globals import GemmGlobals, Guard, boxes_of
 from tktune.families.cuda.launch import Launch
 from tktune.families.cuda.tensor_map import TensorMaps
 from tktune.families.dispatch_gemm.launch_cuda import DispatchModule
-from tktune.families.dispatch_gemm.launch_words import head_of, opening_of, wave_of
+from tktune.families.dispatch_gemm.launch_words import (
+    beside_of,
+    head_of,
+    openers_of,
+    opening_of,
+    slots_of,
+    wave_of,
+)
 from tktune.families.dispatch_gemm.rows_cuda import is_indexed
 from tktune.families.dispatch_gemm.tables_cuda import DeviceTables
+from tktune.families.dispatch_gemm.transport import refuse_push
 from tktune.families.grouped_gemm.launch_cuda import matrix_view
 
 
@@ -32,15 +40,20 @@ def fused_launch(
     weights: torch.Tensor,
     out: torch.Tensor,
     tables: DeviceTables,
+    *,
+    roles: int = mirror.FUSED,
+    computing: int | None = None,
 ) -> Launch:
-    """`token_rows[r]`: where rank r's rows (tokens, hidden) lie; `out` (capacity, cols).
+    """`token_rows[r]`: where rank r's rows (tokens, hidden) lie; `out` is what the GEMM writes, (capacity, out_cols), or
+    (capacity, cols) where SwiGLU is separate.
 
     `rows` is what the GEMM reads: gathered (capacity, hidden), or indexed (ranks × tokens, hidden), where this rank's
-    own rows lie in their section already.
+    own rows lie in their section already. `roles` and `computing` (blocks; None: what the split leaves) run a part of it.
     """
+    refuse_push(config)
     boxes, at, facts = boxes_of(config, problem.weight_layout), tables.at, module.facts
     grid = sm_count // facts.cluster * facts.cluster
-    computing = min(sm_count - config.number("num_comm_sms"), grid)
+    computing = min(sm_count - config.number("num_comm_sms") if computing is None else computing, grid)
     gemm = GemmGlobals(
         activations=matrix_view(maps, rows, boxes.activations),
         weights=matrix_view(maps, weights, boxes.weights),
@@ -64,15 +77,17 @@ def fused_launch(
         slack=at["own_slack" if is_indexed(config) else "slack"],
         arrivals=at["arrivals"],
         queue=at["queue"],
-        roles=mirror.FUSED,
+        roles=roles,
         num_comp_blocks=computing,
         head=head_of(config, problem, computing),
         top_k=problem.top_k,
         wave=wave_of(config),
         opening=opening_of(config),
-        slots=RowSlots.within(module.smem_bytes, 2 * problem.hidden, facts.threads // 32),
+        slots=slots_of(config, problem, module.smem_bytes, facts.threads // 32),
         tokens=token_rows,
         token_rows=problem.tokens,
+        beside=beside_of(config, problem, module.smem_bytes, facts.smem_bytes),
+        openers=openers_of(config),
     ).packed()
     kept = (module, rows, weights, out, tables.memory)
     return Launch(module.function, grid, facts.threads, module.smem_bytes, arguments, kept)

@@ -12,11 +12,14 @@ from cuda.bindings import driver as cu
 
 from tktune.core.config import Config
 from tktune.core.errors import ArtifactError, GangError, WordsError
+from tktune.families import glu
 from tktune.families.base import GateResult, RankSeat
+from tktune.families.bf16 import gemm_tolerance, swiglu_tolerance
 from tktune.families.control_page import ControlPage
 from tktune.families.cuda import dispatch_globals as mirror
+from tktune.families.cuda import push_globals
 from tktune.families.cuda.control import Control
-from tktune.families.cuda.dispatch_globals import DispatchGlobals, RowSlots
+from tktune.families.cuda.dispatch_globals import DispatchGlobals
 from tktune.families.cuda.driver import (
     Handle,
     attach,
@@ -29,7 +32,7 @@ from tktune.families.cuda.driver import (
 from tktune.families.cuda.gemm_globals import GemmGlobals, Guard, boxes_of
 from tktune.families.cuda.gemm_inputs import check_output, draw_weights
 from tktune.families.cuda.launch import Graph, Launch, Work
-from tktune.families.cuda.module import Module, verified
+from tktune.families.cuda.module import Module, Modules, verified
 from tktune.families.cuda.plan_globals import region_bytes
 from tktune.families.cuda.stopwatch import Stopwatch
 from tktune.families.cuda.symmetric import (
@@ -41,16 +44,28 @@ from tktune.families.cuda.symmetric import (
     try_peers,
 )
 from tktune.families.cuda.tensor_map import TensorMaps
-from tktune.families.dispatch_gemm.launch_words import head_of, opening_of, token_rows, wave_of
+from tktune.families.dispatch_gemm import glu_cuda
+from tktune.families.dispatch_gemm.launch_words import (
+    beside_of,
+    head_of,
+    openers_of,
+    opening_of,
+    slots_of,
+    token_rows,
+    wave_of,
+)
 from tktune.families.dispatch_gemm.plan_cuda import Plan, Workspace, make_plan
+from tktune.families.dispatch_gemm.push_cuda import PushMemory
 from tktune.families.dispatch_gemm.rows_cuda import (
     GatheredRows,
     IndexedRows,
     Rows,
+    StagedRows,
     is_indexed,
     walk_own_first,
 )
 from tktune.families.dispatch_gemm.timed_plan import TimedPlans
+from tktune.families.dispatch_gemm.transport import is_push
 from tktune.families.formulas import round_up
 from tktune.families.grouped_gemm.launch_cuda import KEPT_CASES_SHARE, library_work, matrix_view
 
@@ -66,19 +81,21 @@ class DispatchModule(Module):
 
     `smem_bytes`: what a launch asks for, the device's whole opt-in size, so that row slots are many and every block
     has an SM of its own. `joins`: communicating blocks take up the GEMM when they have run dry. `indexed`: rows are
-    fetched once a token, and loaded by index.
+    fetched once a token, and loaded by index. `pushes`: by the rank that has them.
     """
 
     def __init__(self, content: bytes, sm_count: int, smem_bytes: int) -> None:
         super().__init__(content, "dispatch_gemm", sm_count)
-        self.world, joins, *argument_bytes, indexed = self._words("tktune_dispatch_gemm_world", 5)
-        self.joins, self.indexed = bool(joins), bool(indexed)
+        words = self._words("tktune_dispatch_gemm_world", 6)
+        self.world, joins, *argument_bytes, indexed, pushes = words
+        self.joins, self.indexed, self.pushes = bool(joins), bool(indexed), bool(pushes)
+        nbytes = (push_globals if pushes else mirror).globals_bytes(self.world)
         wanted = [mirror.meeting_bytes(self.world), mirror.self_test_bytes(self.world)]
-        if self.facts.globals_bytes != mirror.globals_bytes(self.world) or argument_bytes != wanted:
+        if self.facts.globals_bytes != nbytes or argument_bytes != wanted:
             self.close()
             raise ArtifactError(
                 f"The artifact takes launch arguments of {self.facts.globals_bytes} bytes, and "
-                f"{mirror.globals_bytes(self.world)} are made.",
+                f"{nbytes} are made.",
                 "Build it with the sources of this version.",
             )
         self.smem_bytes = max(smem_bytes, self.facts.smem_bytes)
@@ -86,6 +103,8 @@ class DispatchModule(Module):
         check(cu.cuFuncSetAttribute(self.function, attribute, self.smem_bytes))
         self.meet = self._entry("meet")
         self.self_test = self._entry("self_test")
+        form, _ = self._words("tktune_dispatch_gemm_glu_facts", 2)
+        self.glu_pass = self._entry("glu") if form == glu.CODES["separate"] else None
 
     def _entry(self, name: str) -> Handle:
         return check(cu.cuModuleGetFunction(self._handle, f"tktune_dispatch_gemm_{name}".encode()))
@@ -118,11 +137,12 @@ class CudaDispatchWorkbench:
             tokens * hidden * 2
         )  # one for each rank's rows; a rank reads the others' own ones
         plans_at = round_up(HEADER_BYTES + seat.world * self._section_bytes, 1024)
-        nbytes = plans_at + (region_bytes(self.problem) if seat.policy.include_plan else 0)
+        flags_at = round_up(plans_at + (region_bytes(self.problem) if seat.policy.include_plan else 0), 1024)
+        nbytes = flags_at + sum(push_globals.flag_bytes(self.problem))
         self._memory = SymmetricMemory(nbytes, seat.rank, seat.world, exchange)
         self._everyone = self._memory.tensor(torch.bfloat16, (seat.world * tokens, hidden), HEADER_BYTES)
         self._x = self._everyone[seat.rank * tokens : (seat.rank + 1) * tokens]
-        self._modules: dict[str, DispatchModule] = {}
+        self._modules = Modules[DispatchModule]()
         self._module: DispatchModule | None = None
         self._peers_tried = False
         self._maps = TensorMaps()
@@ -133,6 +153,7 @@ class CudaDispatchWorkbench:
             self._weights = draw_weights(self.problem, seat.rank, self._device)
             self._space = Workspace(self.problem, self._device)
             self._sequence = torch.zeros(1, dtype=torch.int64, device=self._device)
+            self._push = PushMemory(self.problem, self._memory, HEADER_BYTES, flags_at, self._sequence)
             self._stopwatch = Stopwatch(
                 self._index, policy.flush_bytes if policy.cache_state == "cold" else 0
             )
@@ -148,10 +169,10 @@ class CudaDispatchWorkbench:
         """Verify the file's SHA-256, load it whole; the first time, try the peers' memory. Raises `ArtifactError`."""
         self._module = None
         device = self.seat.device
-        module = self._modules.get(sha256)
-        if module is None:
-            module = DispatchModule(verified(artifact, sha256), device.sm_count, device.smem_optin_bytes)
-            self._modules[sha256] = module
+        module = self._modules.get(
+            sha256,
+            lambda: DispatchModule(verified(artifact, sha256), device.sm_count, device.smem_optin_bytes),
+        )
         if module.world != self.seat.world:
             raise ArtifactError(
                 f"{artifact} was built for {module.world} ranks, and there are {self.seat.world}.",
@@ -174,6 +195,7 @@ class CudaDispatchWorkbench:
             rows = self._placed(config, plan)
             rows.poison()
             self._space.out.fill_(math.nan)
+            self._space.packed.fill_(math.nan)
             launches = self._planned(config, plan, ["fused"])
             self._count_from(sequence)
             stream = current_stream(self._index)
@@ -183,7 +205,7 @@ class CudaDispatchWorkbench:
                 launch(stream)
             meeting(stream)  # nobody changes its rows while a peer still reads them
             synchronize(stream)
-        return self._judge(plan, rows)
+        return self._judge(plan, rows, config, sequence + 1 if is_push(config) else 0)
 
     def time(self, config: Config, mode: str, seed: int, iterations: int, sequence: int) -> list[float]:
         """Microseconds of each launch on this rank; all ranks meet on the device just before each.
@@ -211,11 +233,13 @@ class CudaDispatchWorkbench:
         policy = self.seat.policy
         if mode == "peer":
             return self._stopwatch.time(self._peer(plan), iterations, policy.warmup, meeting)
-        names = ["gather", "comp"] if mode == "serial" else [mode]
+        # Rows by index that peers push come when they come: compute alone, but not before them.
+        alone = "gated" if is_push(config) and is_indexed(config) else "comp"
+        names = ["gather", alone] if mode == "serial" else [mode]
         if mode in ("fused", "serial"):
             launches = self._planned(config, plan, names)
         else:  # a part, whose plan is there
-            launches = [self._launch(config, plan, name) for name in names]
+            launches = self._launches(config, plan, names)
 
         def work(stream: int) -> None:
             for launch in launches:
@@ -231,7 +255,7 @@ class CudaDispatchWorkbench:
 
     def close(self) -> None:
         """Leave the device; after a fault its calls fail, and nothing is left to free."""
-        self._modules.clear()
+        self._modules.close()
         del self._x, self._everyone
         self._memory.close()
         self._control.close()
@@ -240,14 +264,18 @@ class CudaDispatchWorkbench:
     # One launch.
 
     def _launch(self, config: Config, plan: Plan, mode: str) -> Launch:
-        """`mode`: fused, comp, comm, or gather, which is communication on all SMs."""
+        """`mode`: fused, comp, comm, ungated, which is fused without gates on rows that are in place, or of a serial path:
+        gather, communication on all SMs, and gated, comp behind gates.
+        """
         sms = self.seat.device.sm_count
         computing = sms - config.number("num_comm_sms")
         roles, blocks = {
             "fused": (mirror.FUSED, computing),
             "comm": (mirror.COMMUNICATE, computing),
             "gather": (mirror.COMMUNICATE, 0),
+            "ungated": (mirror.COMMUNICATE | mirror.COMPUTE, computing),
             "comp": (mirror.COMPUTE, sms),
+            "gated": (mirror.COMPUTE | mirror.GATED, sms),
         }.get(mode, (0, 0))
         if not roles:
             raise WordsError(f"There is no mode {mode!r}.", "Use fused, comp, comm, serial or peer.")
@@ -263,12 +291,32 @@ class CudaDispatchWorkbench:
     def _planned(self, config: Config, plan: Plan, names: list[str]) -> list[Launch]:
         """Launches of these modes, after the one that builds their plan where the policy times that too."""
         if self._timed_plans is None:
-            return [self._launch(config, plan, name) for name in names]
+            return self._launches(config, plan, names)
+        if is_push(config):
+            raise WordsError(
+                "Tables of pushes are not built on the device yet.", "Time pushes without include_plan."
+            )
         timed = self._timed_plans
         built = timed.built(plan)
         arrivals = self._space.arrivals.data_ptr()
         first = timed.launch(self._need_module(), plan, arrivals, is_indexed(config))
-        return [first, *(self._launch(config, built, name) for name in names)]
+        return [first, *self._launches(config, built, names)]
+
+    def _launches(self, config: Config, plan: Plan, names: list[str]) -> list[Launch]:
+        """Launches of these modes; after one that computes comes the pass over its outputs where SwiGLU is separate."""
+        made: list[Launch] = []
+        for name in names:
+            made.append(self._launch(config, plan, name))
+            if glu.is_separate(config) and name in ("fused", "comp", "gated"):
+                made.append(self._glu_pass(plan))
+        return made
+
+    def _glu_pass(self, plan: Plan) -> Launch:
+        module, space = self._need_module(), self._space
+        tables = plan.words.data_ptr(), plan.pull_indices.data_ptr()
+        return glu_cuda.glu_pass(
+            module.glu_pass, self.seat.device.sm_count, space.packed, space.out, *tables, (module, plan)
+        )
 
     def _arguments(
         self,
@@ -284,7 +332,9 @@ class CudaDispatchWorkbench:
         gemm = GemmGlobals(
             activations=matrix_view(self._maps, rows.buffer, boxes.activations),
             weights=matrix_view(self._maps, self._weights, boxes.weights),
-            outputs=matrix_view(self._maps, space.out, boxes.outputs),
+            outputs=matrix_view(
+                self._maps, space.packed if glu.is_separate(config) else space.out, boxes.outputs
+            ),
             walk=walk.data_ptr(),
             dispenser=space.dispenser.data_ptr(),
             guard=self._control.guard,
@@ -295,7 +345,7 @@ class CudaDispatchWorkbench:
             raster_rows=config.number("raster_rows"),
         )
         warps = module.facts.threads // 32
-        return DispatchGlobals(
+        arguments = DispatchGlobals(
             gemm=gemm,
             gathered=rows.buffer.data_ptr(),
             plan=plan.words.data_ptr(),
@@ -311,10 +361,16 @@ class CudaDispatchWorkbench:
             top_k=problem.top_k,
             wave=wave_of(config),
             opening=opening_of(config),
-            slots=RowSlots.within(module.smem_bytes, 2 * problem.hidden, warps),
+            slots=slots_of(config, problem, module.smem_bytes, warps),
             tokens=token_rows(self._memory.addresses(HEADER_BYTES), self._section_bytes),
             token_rows=problem.tokens,
+            beside=beside_of(config, problem, module.smem_bytes, module.facts.smem_bytes),
+            openers=openers_of(config),
         ).packed()
+        if not is_push(config):
+            return arguments
+        communicating = self.seat.device.sm_count - computing
+        return self._push.behind(arguments, plan.pushes, config, communicating)
 
     def _meeting(self) -> Launch:
         """All ranks leave it together; each call of it is the next one, also when a graph replays it."""
@@ -336,23 +392,37 @@ class CudaDispatchWorkbench:
         self._peers_tried = True
 
     def _peer(self, plan: Plan) -> Work:
-        """The library's grouped GEMM on the gathered rows, launched as the policy launches ours."""
+        """The library's grouped GEMM on the gathered rows, launched as the policy launches ours; with SwiGLU also torch's
+        two kernels for it, on columns that are [gate | up] to the library."""
         case = plan.case
         rows = case.activations[: case.rows]
         weights = self._weights if self.problem.weight_layout == "ekn" else self._weights.transpose(1, 2)
 
         def multiply() -> Any:
-            return torch._grouped_mm(rows, weights, offs=case.offsets)
+            columns = torch._grouped_mm(rows, weights, offs=case.offsets)
+            if self.problem.finish == "none":
+                return columns
+            gate, up = columns.chunk(2, dim=-1)
+            return torch.nn.functional.silu(gate).mul_(up)
 
         return library_work(multiply, self.seat.policy.launch_mode)
 
-    def _judge(self, plan: Plan, rows: Rows) -> GateResult:
-        verdict = check_output(plan.case, self._space.out)
+    def _judge(self, plan: Plan, rows: Rows, config: Config | None = None, pushed: int = 0) -> GateResult:
+        """`pushed`: the sequence number of the launch, where it pushed."""
+        hidden, separate = self.problem.hidden, config is not None and glu.is_separate(config)
+        tolerance = (
+            gemm_tolerance(hidden) if self.problem.finish == "none" else swiglu_tolerance(hidden, separate)
+        )
+        verdict = check_output(plan.case, self._space.out, tolerance)
         said = rows.wrong()
         if not said and not self._space.left_as_found(rows.slack):
             said = "The launch left its counters other than it found them."
+        if not said and separate and not bool(torch.isnan(self._space.packed[plan.case.rows :]).all()):
+            said = "The GEMM wrote a row behind the last expert."
         if not said and self._timed_plans is not None:
             said = self._timed_plans.wrong_table(plan)
+        if not said and pushed and config is not None:
+            said = self._push.wrong(config, plan.pushes, plan.pull_tokens, self.seat.rank, pushed)
         if not said:
             return verdict
         sentence = f"{said} {verdict.sentence}".strip()
@@ -376,12 +446,16 @@ class CudaDispatchWorkbench:
     def _rows(self, config: Config, plan: Plan) -> Rows:
         if is_indexed(config):
             return IndexedRows(plan, self._everyone, self.seat.rank)
+        if is_push(config):
+            return StagedRows(plan, self._space, self._everyone, self.seat.rank)
         return GatheredRows(plan, self._space)
 
     def _placed(self, config: Config, plan: Plan) -> Rows:
         """Where rows of this config go, with the counters seeded for it."""
         rows = self._rows(config, plan)
         self._space.seed(rows.slack)
+        if is_push(config):
+            plan.pushes.seed()
         return rows
 
     def _need_module(self) -> DispatchModule:

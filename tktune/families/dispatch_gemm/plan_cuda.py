@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
 from tktune.families.cuda import dispatch_globals as mirror
 from tktune.families.cuda.gemm_inputs import GUARD_ROWS, Case, draw_tokens, make_case
+from tktune.families.dispatch_gemm.push_cuda import Pushes
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class Plan:
     slack: torch.Tensor
     own_slack: torch.Tensor
     walk: torch.Tensor
+    routed: tuple[Any, Problem, int]  # all ranks' ids, the problem, this rank
+
+    @cached_property
+    def pushes(self) -> Pushes:
+        """Its push tables and their counters, made for the first config that pushes."""
+        return Pushes(*self.routed, self.x.device)
 
     @property
     def bytes(self) -> int:
@@ -63,15 +71,20 @@ def make_plan(
         slack=tables.slack.to(there),
         own_slack=tables.own_slack.to(there),
         walk=case.walks["index"],  # rows arrive in the order of the experts
+        routed=(ids, problem, rank),
     )
 
 
 class Workspace:
-    """What launches of one rank write: gathered rows, outputs, counters. As large as any plan has needed."""
+    """What launches of one rank write: gathered rows, outputs, counters. As large as any plan has needed.
+
+    `packed` (rows, cols) are the GEMM's outputs where a second launch finishes them; it has no columns elsewhere.
+    """
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
-        self._problem, self._device = problem, device
-        self._gathered, self._out = (self._rows(0, cols) for cols in (problem.hidden, problem.cols))
+        self._device = device
+        self._widths = (problem.hidden, problem.out_cols, problem.cols if problem.finish != "none" else 0)
+        self._buffers = tuple(self._rows(0, cols) for cols in self._widths)
         self.arrivals = torch.zeros(0, dtype=torch.int32, device=device)
         self.queue = torch.zeros(mirror.QUEUE_WORDS, dtype=torch.int32, device=device)
         self.dispenser = torch.zeros(2, dtype=torch.int32, device=device)
@@ -81,10 +94,9 @@ class Workspace:
 
     def fit(self, plan: Plan) -> None:
         rows, blocks = plan.case.rows + GUARD_ROWS, len(plan.slack)
-        if len(self._gathered) < rows:
-            self._gathered = self._rows(rows, self._problem.hidden)
-            self._out = self._rows(rows, self._problem.cols)
-        self.gathered, self.out = self._gathered[:rows], self._out[:rows]
+        if len(self._buffers[0]) < rows:
+            self._buffers = tuple(self._rows(rows, cols) for cols in self._widths)
+        self.gathered, self.out, self.packed = (buffer[:rows] for buffer in self._buffers)
         if len(self.arrivals) < blocks:
             self.arrivals = torch.zeros(blocks, dtype=torch.int32, device=self._device)
 

@@ -9,12 +9,8 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from tktune.core.config import Config
 from tktune.families.dispatch_gemm.plan_cuda import Plan, Workspace
-
-
-def is_indexed(config: Config) -> bool:
-    return config.get("ACTIVATIONS") == "indexed"
+from tktune.families.dispatch_gemm.transport import is_indexed as is_indexed
 
 
 def walk_own_first(plan: Plan, pad: int, experts: int) -> torch.Tensor:
@@ -98,3 +94,18 @@ class IndexedRows(Rows):
         if not bool(torch.isnan(buffer[left]).all()):
             return "A row was fetched that no expert here wants."
         return ""
+
+
+class StagedRows(GatheredRows):
+    """Slot order, of rows that peers pushed to their sections of `everyone` first."""
+
+    def __init__(self, plan: Plan, space: Workspace, everyone: torch.Tensor, rank: int) -> None:
+        super().__init__(plan, space)
+        self._staged = IndexedRows(plan, everyone, rank)
+
+    def poison(self) -> None:
+        super().poison()
+        self._staged.poison()
+
+    def wrong(self) -> str:
+        return self._staged.wrong() or super().wrong()

@@ -12,9 +12,11 @@ from tktune.core.build_spec import BuildSpec
 from tktune.core.config import Config
 from tktune.core.device import DeviceClass
 from tktune.core.problem import Problem
-from tktune.core.roles import Role, RoleModel, Wait
+from tktune.core.roles import RoleModel
 from tktune.core.space import Constraint, Parameter, Space
+from tktune.families import glu
 from tktune.families.base import RankSeat, Workbench
+from tktune.families.dispatch_gemm import beside, transport
 from tktune.families.formulas import (
     SPIN_LIMIT_S,
     deadlock_constraints,
@@ -27,7 +29,7 @@ from tktune.families.link_model import LinkFacts
 
 CPU_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CUDA_SPLITS = {
-    True: (4, 8, 12, 16, 20, 24, 32, 40, 48),
+    True: (4, 8, 12, 16, 24, 32),
     False: (2, 4, 6, 8, 10, 12, 16, 20, 24, 32),
 }
 ORDER = Parameter(
@@ -78,30 +80,36 @@ class DispatchGemm:
             return Space(
                 problem,
                 device,
-                (*space_cpu.BUILD_PARAMETERS, split, ORDER, space_cpu.BACKOFF),
+                (*space_cpu.BUILD_PARAMETERS, *glu.parameters(problem), split, ORDER, space_cpu.BACKOFF),
                 [*space_cpu.build_constraints(), *deadlock_constraints(self.roles, ("num_comm_sms",))],
                 space_cpu.DEFAULT_BUILD.replace(
-                    num_comm_sms=1, order="token", backoff=space_cpu.DEFAULT_BACKOFF
+                    num_comm_sms=1, order="token", backoff=space_cpu.DEFAULT_BACKOFF, **glu.default(problem)
                 ),
                 lambda config: _same_order(config, problem),
             )
         wgmma = space_cuda.uses_wgmma(device)
         split = _split(split_values(device.sm_count, CUDA_SPLITS[wgmma]), "SMs")
         over = ("num_comm_sms", "CLUSTER") if wgmma else ("num_comm_sms",)
-        forms = (ACTIVATIONS,) if wgmma else ()
+        finish = glu.parameters(problem)
+        order = beside.order(CUDA_ORDER) if wgmma else CUDA_ORDER
+        forms = (*((ACTIVATIONS,) if wgmma else ()), transport.TRANSPORT, *finish)
         default = space_cuda.default_build(device).replace(
-            num_comm_sms=16 if wgmma else 8, order="token", raster_rows=0
+            num_comm_sms=16 if wgmma else 8,
+            order="token",
+            raster_rows=0,
+            TRANSPORT="pull",
+            **glu.default(problem),
         )
         return Space(
             problem,
             device,
-            (*space_cuda.build_parameters(device), *forms, split, CUDA_ORDER, RASTER_ROWS),
+            (*space_cuda.build_parameters(device), *forms, split, order, RASTER_ROWS),
             [
-                *space_cuda.build_constraints(device),
+                *space_cuda.build_constraints(device, tuple(p.name for p in finish)),
                 Constraint("row_fits_a_slot", "a token row fits shared memory", _row_fits, (), _short_row),
                 Constraint("clusters_fill_roles", "clusters fill each role's blocks", _clusters, over),
-                *(INDEXED_RULES if wgmma else ()),
-                *deadlock_constraints(self.roles, over),
+                *((*INDEXED_RULES, *beside.constraints()) if wgmma else ()),
+                *deadlock_constraints(self.roles, (*over, "TRANSPORT", *(("ACTIVATIONS",) if wgmma else ()))),
             ],
             default.replace(ACTIVATIONS="gathered") if wgmma else default,
             lambda config: _same_order(config, problem),
@@ -110,15 +118,13 @@ class DispatchGemm:
     def roles(self, config: Config, problem: Problem, device: DeviceClass) -> RoleModel:
         """Compute waits for rows to arrive; communication waits for nothing, drains one queue, then computes."""
         communicate = config.number("num_comm_sms")
+        by = str(config.get("TRANSPORT", "pull"))
         return RoleModel(
-            roles=(
-                Role("gemm", device.sm_count - communicate, (Wait("arrivals", "dispatch"),)),
-                Role("dispatch", communicate, resident=False, becomes="gemm", drains=True),
-            ),
+            roles=transport.roles(config, device.sm_count - communicate, communicate),
             resident_blocks=device.sm_count,
             spin_limit_s=SPIN_LIMIT_S,
             world=problem.world,
-            protocol=(f"hidden={problem.hidden}", f"pad={problem.pad}", f"world={problem.world}", "pull"),
+            protocol=(f"hidden={problem.hidden}", f"pad={problem.pad}", f"world={problem.world}", by),
         )
 
     def cost_us(self, config: Config, problem: Problem, device: DeviceClass) -> float:
@@ -140,13 +146,13 @@ class DispatchGemm:
             remote = fetched * (problem.world - 1) / problem.world
             if indexed:  # each row once; own ones stay where they are
                 gathered = remote
-            link = space_cuda.LINK_BYTES.get(device.interconnect, space_cuda.LINK_BYTES["pcie"])
+            link = transport.link_bytes(config, device)
             per_sm = space_cuda.SM_GATHERED * (0.7 if config["order"] == "slot" or indexed else 1.0)
             comm = 1e6 * max(remote / link, gathered / (communicate * per_sm))
             comp = space_cuda.compute_us(config, problem, device, device.sm_count)
             if self._link is not None:
                 if indexed:
-                    measured = self._link.gather_us(remote, 0.0, row_bytes, 1.0, communicate)
+                    measured = transport.indexed_us(config, self._link, remote, row_bytes, communicate)
                 else:
                     measured = self._link.dispatch_us(
                         fetched, gathered, row_bytes, communicate, problem.world
@@ -154,19 +160,28 @@ class DispatchGemm:
                 comm = measured or comm
                 lost = self._link.lost_share(communicate) or lost
             fill = 15.0 + comm / 16
+            if config["order"] == beside.WORD:
+                together = beside.gathered_us(gathered, device)
+                lost += beside.LOST_BESIDE
+                comm = max(1e6 * remote / link, 1 / (1 / comm + 1 / together))
+                fill = 15.0 + comm / 16
+            if glu.is_separate(config):
+                fill += glu.pass_us(problem, device, rank_rows(problem))
         return max(comm, comp + comm * lost) + fill
 
     def build_spec(self, build_part: Config, problem: Problem, device: DeviceClass) -> BuildSpec:
         if device.backend == "cpu":
             return space_cpu.build_spec(self.name, build_part, problem)
         spec = space_cuda.build_spec(self.name, build_part, problem, device)
-        if space_cuda.main_loop(build_part) == "mma_sync":
-            return spec
-        producer, consumer = GATED_REGISTERS[build_part.number("CONSUMER_WARPS")]
-        form = str(build_part["ACTIVATIONS"])
-        more = {"TKT_PRODUCER_REGISTERS": str(producer), "TKT_CONSUMER_REGISTERS": str(consumer)}
-        more["TKT_ACTIVATIONS"] = str(ACTIVATIONS_CODES[form])
-        return dataclasses.replace(spec, name=f"{spec.name}-{form}", defines={**spec.defines, **more})
+        by = str(build_part.get("TRANSPORT", "pull"))
+        more, words = {"TKT_TRANSPORT": str(transport.CODES[by])}, [by] if by == "push" else []
+        if space_cuda.main_loop(build_part) != "mma_sync":
+            producer, consumer = GATED_REGISTERS[build_part.number("CONSUMER_WARPS")]
+            form = str(build_part["ACTIVATIONS"])
+            words.insert(0, form)
+            more["TKT_PRODUCER_REGISTERS"], more["TKT_CONSUMER_REGISTERS"] = str(producer), str(consumer)
+            more["TKT_ACTIVATIONS"] = str(ACTIVATIONS_CODES[form])
+        return dataclasses.replace(spec, name="-".join([spec.name, *words]), defines={**spec.defines, **more})
 
     def workbench(self, seat: RankSeat) -> Workbench:
         bench: Workbench
@@ -183,7 +198,9 @@ class DispatchGemm:
 
 def _same_order(config: Config, problem: Problem) -> Config:
     """With one expert a token, fetching by token and by slot are the same walk. Indexed rows have no slots."""
-    if config["order"] != "token" and (problem.top_k == 1 or config.get("ACTIVATIONS") == "indexed"):
+    if config["order"] in ("slot", "mixed") and (
+        problem.top_k == 1 or config.get("ACTIVATIONS") == "indexed"
+    ):
         return config.replace(order="token")
     return config
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from tktune.families.cuda.gemm_globals import GLOBALS_BYTES, GemmGlobals
 from tktune.families.formulas import round_up
 
-PLAN, QUEUE, ROLES, LANDED_STRIDE, ROWS = 640, 736, 752, 784, 792
-PLAN_WORDS, QUEUE_WORDS = 2, 12
+PLAN, QUEUE, ROLES, LANDED_STRIDE, ROWS = 640, 744, 760, 792, 800
+PLAN_WORDS, QUEUE_WORDS = 2, 36
 
-_POINTERS = struct.Struct("<14Q")
+_POINTERS = struct.Struct("<15Q")
 _NUMBERS = struct.Struct("<10i")
 _VIEW = struct.Struct("<Qii")  # gl<bf16> without tiles
 assert GLOBALS_BYTES == PLAN and PLAN + _POINTERS.size == ROLES and ROLES + _NUMBERS.size == ROWS
@@ -36,6 +36,7 @@ class CombineGlobals:
     owners: int
     topk_weights: int
     push_expected: int
+    recv_from: int
     final_contrib: int
     y: int
     finished: int
@@ -70,8 +71,8 @@ class CombineGlobals:
                 self.slots,
                 self.owners,
             ),
-            *(self.topk_weights, self.push_expected, self.final_contrib, self.y, self.finished, self.queue),
-            self.sequence,
+            *(self.topk_weights, self.push_expected, self.recv_from, self.final_contrib, self.y),
+            *(self.finished, self.queue, self.sequence),
         )
         numbers = _NUMBERS.pack(
             *(self.roles, self.num_comp_blocks, self.num_reduce_blocks, self.form, self.groups, self.top_k),

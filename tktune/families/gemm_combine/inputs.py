@@ -126,13 +126,20 @@ def combine_tolerance(hidden: int) -> float:
     return 3 * 2.0**-9 + hidden * 2.0**-22
 
 
-def check_combined(problem: Problem, case: CombineCase, y: Bf16, rows: Bf16, staging: Bf16) -> GateResult:
-    """Compare `y` (tokens and guard rows, cols) with the reference; see `combine_tolerance`.
+def check_combined(
+    problem: Problem,
+    case: CombineCase,
+    y: Bf16,
+    rows: Bf16,
+    staging: Bf16,
+    tolerance: float | None = None,
+) -> GateResult:
+    """Compare `y` (tokens and guard rows, cols) with the reference; `tolerance` None is `combine_tolerance`.
 
     Fails too when a guard row of `y`, a padding or guard row of `rows` (slots, cols), or a row of `staging` (ranks,
     tokens, cols) that nobody owes does not hold the poison it was filled with.
     """
-    tolerance = combine_tolerance(problem.hidden)
+    tolerance = combine_tolerance(problem.hidden) if tolerance is None else tolerance
     unowed = case.combine.final_contrib.T == 0
     padding = np.ones(len(rows), bool)
     padding[case.real] = False

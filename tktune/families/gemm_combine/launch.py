@@ -16,22 +16,28 @@ from tktune.families.cpu_inputs import POISON, Case, expert_matrix, expert_parts
 from tktune.families.cpu_workbench import GemmWorkbench
 from tktune.families.gemm_combine.abi import FIXED_COUNTERS, FORMS, Combine
 from tktune.families.gemm_combine.inputs import CombineCase, check_combined, make_case, slot_rows
-from tktune.families.gemm_combine.layout import SymmetricLayout
+from tktune.families.gemm_combine.layout import PAGE, SymmetricLayout
 from tktune.families.grouped_gemm.space_cpu import DEFAULT_BACKOFF
 
 # What a launch of the GEMM alone is told of the sums it does not make.
-ALONE = Config(form="pull", order="token", rows_in_flight=1, signal_groups=1, num_reduce_sms=1)
+ALONE = Config(
+    form="pull", order="token", rows_in_flight=1, signal_groups=1, num_reduce_sms=1, walk="experts"
+)
+RASTERS = {"experts": abi.RASTERS["rows"], "columns": abi.RASTERS["cols"]}
 GUARD_ROWS = 8  # behind the last token, which nobody may write
 
 
 class CpuWorkbench(GemmWorkbench):
-    """One rank of gemm_combine. Activations are in their slots before a launch, as the layer before leaves them."""
+    """One rank of gemm_combine. Activations are in their slots before a launch, as the layer before leaves them.
+
+    What it shares begins at byte `start` of the symmetric buffer, behind the barrier words and what others have there.
+    """
 
     family = "gemm_combine"
     brings_rows = True
 
-    def __init__(self, seat: RankSeat) -> None:
-        self._layout = SymmetricLayout.of(seat.problem)
+    def __init__(self, seat: RankSeat, start: int = PAGE) -> None:
+        self._layout = SymmetricLayout.of(seat.problem, start)
         super().__init__(seat)
         problem, layout = self.problem, self._layout
         mine = self._memory
@@ -57,7 +63,7 @@ class CpuWorkbench(GemmWorkbench):
             "num_comp_blocks": self.seat.device.sm_count - communicating,
             "num_comm_blocks": communicating,
             "order": 0,
-            "raster": abi.RASTERS["rows"],
+            "raster": RASTERS[str(config["walk"])],
             "backoff": DEFAULT_BACKOFF,
             "roles": abi.FUSED,
         }
@@ -137,10 +143,11 @@ class CpuWorkbench(GemmWorkbench):
     def _arm(self, config: Config, case: CombineCase) -> None:
         """What a config says beside the launch's split, and its jobs."""
         form, groups = str(config["form"]), config.number("signal_groups")
+        words = (str(config["order"]), groups, str(config["walk"]))
         if form == "pull":
-            jobs = combine_tables.pull_jobs(case.combine, self.problem, str(config["order"]), groups)
+            jobs = combine_tables.pull_jobs(case.combine, self.problem, *words)
         else:
-            jobs = combine_tables.push_jobs(case.tables, self.problem, str(config["order"]), groups)
+            jobs = combine_tables.push_jobs(case.tables, self.problem, *words)
         counters = np.zeros(FIXED_COUNTERS + case.tables.num_pad_blocks * groups, np.int32)
         self._armed = (jobs, counters)
         c = self._combine

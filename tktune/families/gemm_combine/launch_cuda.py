@@ -25,19 +25,19 @@ from tktune.families.cuda.driver import (
     memory_bytes,
     synchronize,
 )
-from tktune.families.cuda.gemm_globals import GemmGlobals, Guard, boxes_of
+from tktune.families.cuda.gemm_globals import Guard
 from tktune.families.cuda.gemm_inputs import draw_weights
 from tktune.families.cuda.launch import Graph, Launch
-from tktune.families.cuda.module import Module, verified
+from tktune.families.cuda.module import Module, Modules, verified
 from tktune.families.cuda.stopwatch import Stopwatch
 from tktune.families.cuda.symmetric import HEADER_BYTES, MEETING, MemfdExchange, SymmetricMemory, try_peers
 from tktune.families.cuda.tensor_map import TensorMaps
-from tktune.families.gemm_combine.abi import FORMS
-from tktune.families.gemm_combine.globals_cuda import QUEUE_WORDS, CombineGlobals, globals_bytes
-from tktune.families.gemm_combine.layout import MOST_GROUPS, SymmetricLayout
+from tktune.families.gemm_combine import debug_cuda
+from tktune.families.gemm_combine.fused_launch import packed_launch, rank_memory
+from tktune.families.gemm_combine.globals_cuda import QUEUE_WORDS, globals_bytes
+from tktune.families.gemm_combine.layout import SymmetricLayout
 from tktune.families.gemm_combine.plan_cuda import CombinePlan, check_combined, make_plan
-from tktune.families.gemm_combine.space_cuda import sum_warps
-from tktune.families.grouped_gemm.launch_cuda import KEPT_CASES_SHARE, library_work, matrix_view
+from tktune.families.grouped_gemm.launch_cuda import KEPT_CASES_SHARE, library_work
 
 EXCHANGE_S = 45.0  # below the driver's deadline for seating a rank
 PATIENCE_S = (
@@ -109,7 +109,7 @@ class CudaCombineWorkbench:
         self._rows = self._memory.tensor(torch.bfloat16, (layout.num_rows, problem.cols), layout.rows)
         shape = (seat.world, problem.tokens, problem.cols)
         self._staging = self._memory.tensor(torch.bfloat16, shape, layout.staging)
-        self._modules: dict[str, CombineModule] = {}
+        self._modules = Modules[CombineModule]()
         self._module: CombineModule | None = None
         self._peers_tried = False
         self._maps = TensorMaps()
@@ -121,12 +121,14 @@ class CudaCombineWorkbench:
             self._y = torch.empty(
                 problem.tokens + GUARD_TOKENS, problem.cols, dtype=torch.bfloat16, device=self._device
             )
-            blocks = problem.capacity_rows // problem.pad
             self._finished, self._queue, self._dispenser = (
                 torch.zeros(n, dtype=torch.int32, device=self._device)
-                for n in (blocks * MOST_GROUPS, QUEUE_WORDS, 2)
+                for n in (layout.landed_stride, QUEUE_WORDS, 2)
             )
             self._sequence = torch.zeros(1, dtype=torch.int64, device=self._device)
+            self._where = rank_memory(
+                layout, self._memory, self._finished, self._queue, self._dispenser, self._sequence
+            )
             flush = policy.flush_bytes if policy.cache_state == "cold" else 0
             self._stopwatch = Stopwatch(self._index, flush)
             self._prepare(problem.routing, policy.routing_seeds[0])  # library kernels are loaded now
@@ -138,10 +140,10 @@ class CudaCombineWorkbench:
         """Verify the file's SHA-256, load it whole; the first time, try the peers' memory. Raises `ArtifactError`."""
         self._module = None
         device = self.seat.device
-        module = self._modules.get(sha256)
-        if module is None:
-            module = CombineModule(verified(artifact, sha256), device.sm_count, device.smem_optin_bytes)
-            self._modules[sha256] = module
+        module = self._modules.get(
+            sha256,
+            lambda: CombineModule(verified(artifact, sha256), device.sm_count, device.smem_optin_bytes),
+        )
         if module.world != self.seat.world:
             raise ArtifactError(
                 f"{artifact} was built for {module.world} ranks, and there are {self.seat.world}.",
@@ -178,6 +180,21 @@ class CudaCombineWorkbench:
             if any(bool(counter.any()) for counter in counters):
                 said = f"The launch left its counters other than it found them. {verdict.sentence}".strip()
                 verdict = GateResult(False, verdict.worst_error, verdict.tolerance, said)
+            if debug_cuda.asked():
+                said = debug_cuda.first_wrong_buffer(
+                    self.problem,
+                    plan,
+                    self._weights,
+                    self.seat.rank,
+                    self._y,
+                    rows,
+                    self._staging,
+                    config["form"] == "pull",
+                )
+                if said:
+                    verdict = GateResult(
+                        False, math.inf, verdict.tolerance, f"{said} {verdict.sentence}".strip()
+                    )
         return verdict
 
     def time(self, config: Config, mode: str, seed: int, iterations: int, sequence: int) -> list[float]:
@@ -231,7 +248,7 @@ class CudaCombineWorkbench:
 
     def close(self) -> None:
         """Leave the device; after a fault its calls fail, and nothing is left to free."""
-        self._modules.clear()
+        self._modules.close()
         del self._rows, self._staging
         self._memory.close()
         self._control.close()
@@ -242,13 +259,26 @@ class CudaCombineWorkbench:
     def _launch(self, config: Config, plan: CombinePlan, mode: str) -> Launch:
         if mode not in MODES:
             raise WordsError(f"There is no mode {mode!r}.", "Use fused, comp, comm, serial or peer.")
-        module = self._need_module()
+        module, problem = self._need_module(), self.problem
         roles, who = MODES[mode]
         cluster = module.facts.cluster
         grid = self.seat.device.sm_count // cluster * cluster
         computing = {"all": grid, "none": 0, "split": grid - config.number("num_comm_sms")}[who]
-        arguments, jobs = self._arguments(config, plan, roles, computing)
-        kept = (module, plan, jobs, self._weights, self._y, self._finished, self._queue, self._dispenser)
+        arguments = packed_launch(
+            config,
+            problem,
+            self._maps,
+            self._control.guard,
+            self._where,
+            plan.tables_of(config, problem),
+            plan.activations,
+            self._weights,
+            self._rows[: len(plan.activations)],
+            self._y,
+            roles,
+            computing,
+        )
+        kept = (module, plan, self._weights, self._y, self._finished, self._queue, self._dispenser)
         return Launch(
             module.function,
             grid,
@@ -257,60 +287,6 @@ class CudaCombineWorkbench:
             arguments,
             (*kept, self._sequence, self._memory),
         )
-
-    def _arguments(
-        self, config: Config, plan: CombinePlan, roles: int, computing: int
-    ) -> tuple[bytes, tuple[torch.Tensor, torch.Tensor]]:
-        problem, layout, memory = self.problem, self._layout, self._memory
-        boxes = boxes_of(config, problem.weight_layout)
-        form, groups = str(config["form"]), config.number("signal_groups")
-        jobs, words = plan.jobs_of(problem, form, str(config["order"]), groups)
-        gemm = GemmGlobals(
-            activations=matrix_view(self._maps, plan.activations, boxes.activations),
-            weights=matrix_view(self._maps, self._weights, boxes.weights),
-            outputs=matrix_view(self._maps, self._rows[: len(plan.activations)], boxes.outputs),
-            walk=plan.walk.data_ptr(),
-            dispenser=self._dispenser.data_ptr(),
-            guard=self._control.guard,
-            num_experts=len(plan.walk),
-            reduction=problem.hidden,
-            cols=problem.cols,
-            pad=problem.pad,
-        )
-        at = {name: table.data_ptr() for name, table in plan.tables.items()}
-        packed = CombineGlobals(
-            gemm=gemm,
-            plan=words.data_ptr(),
-            block_expert=at["block_expert"],
-            experts=plan.experts.data_ptr(),
-            jobs=jobs.data_ptr(),
-            pull_tokens=at["pull_tokens"],
-            slots=at["owner_slots" if form == "pull" else "pull_slots"],
-            owners=at["owners"],
-            topk_weights=plan.topk_weights.data_ptr(),
-            push_expected=at["push_expected"],
-            final_contrib=at["final_contrib"],
-            y=self._y.data_ptr(),
-            finished=self._finished.data_ptr(),
-            queue=self._queue.data_ptr(),
-            sequence=self._sequence.data_ptr(),
-            roles=roles,
-            num_comp_blocks=computing,
-            num_reduce_blocks=config.number("num_reduce_sms"),
-            form=FORMS[form],
-            groups=groups,
-            top_k=problem.top_k,
-            tokens=problem.tokens,
-            warp_slots=config.number("rows_in_flight"),
-            landed_stride=layout.landed_stride,
-            sum_warps=config.number("CONSUMER_WARPS") if form == "pull" else sum_warps(config, problem),
-            rows=memory.addresses(layout.rows),
-            staging=memory.addresses(layout.staging),
-            watermarks=memory.addresses(layout.watermarks),
-            landed=memory.addresses(layout.landed),
-            capacity=layout.num_rows,
-        ).packed()
-        return packed, (jobs, words)
 
     def _meeting(self) -> Launch:
         """All ranks leave it together; each call of it is the next one, also when a graph replays it."""

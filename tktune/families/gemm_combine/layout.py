@@ -16,8 +16,9 @@ MOST_GROUPS = 4  # runs of columns that a pad block may be announced in
 class SymmetricLayout:
     """Byte offsets, page-aligned. What comes before `start` belongs to others; `bytes` is the whole.
 
-    - `watermarks`: (world) uint64, word d written by rank d only;
-    - `landed`: (world, `landed_stride`) uint64, row d written by rank d only;
+    - `watermarks`: (world, MOST_GROUPS) uint64, row d written by rank d only; on the CPU one word a rank;
+    - `landed`: (world, `landed_stride`) uint64, row d written by rank d only; its last MOST_GROUPS words are for runs of
+      columns that have landed whole;
     - `rows`: (`num_rows`, cols) bf16, the expert rows of any routing and guard rows;
     - `staging`: (world, tokens, cols) bf16, plane d written by rank d only.
     """
@@ -31,10 +32,12 @@ class SymmetricLayout:
     bytes: int
 
     @classmethod
-    def of(cls, problem: Problem, start: int = PAGE) -> SymmetricLayout:
+    def of(cls, problem: Problem, start: int = PAGE, capacity: int | None = None) -> SymmetricLayout:
+        """`capacity`: expert rows of this rank's plans, whole pad blocks; that of any routing when not given."""
         row_bytes = 2 * problem.cols
-        num_rows = problem.capacity_rows + max(problem.pad, LEAST_GUARD_ROWS)
-        stride = problem.capacity_rows // problem.pad * MOST_GROUPS
+        capacity = problem.capacity_rows if capacity is None else capacity
+        num_rows = capacity + max(problem.pad, LEAST_GUARD_ROWS)
+        stride = (capacity // problem.pad + 1) * MOST_GROUPS
         watermarks = start
         landed = watermarks + PAGE
         rows = landed + round_up(problem.world * stride * 8, PAGE)

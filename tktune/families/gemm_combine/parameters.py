@@ -20,6 +20,12 @@ ORDER = Parameter(
     "launch",
     "sums in the order in which their rows land; the same, own tokens last; or token by token",
 )
+WALK = Parameter(
+    "walk",
+    ("experts", "columns"),
+    "launch",
+    "the GEMM and the sums go from expert to expert, or take all experts once for each announced run of columns",
+)
 SPLIT_MEANING = "of a rank that sum from the start; the others compute first"
 REDUCERS_MEANING = "that add the partial rows of all ranks in the end"
 
@@ -30,6 +36,13 @@ def canonical(config: Config, problem: Problem, fewest_reducers: int) -> Config:
         config = config.replace(num_reduce_sms=fewest_reducers)
     if config["order"] == "remote" and problem.world == 1:
         config = config.replace(order="ready")
+    return config
+
+
+def one_walk(config: Config) -> Config:
+    """A walk over one run of columns is one over experts."""
+    if config["walk"] == "columns" and config["signal_groups"] == 1:
+        return config.replace(walk="experts")
     return config
 
 

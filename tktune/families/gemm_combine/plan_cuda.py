@@ -13,13 +13,19 @@ import torch
 
 from tktune.core import combine_tables_torch, tables_torch
 from tktune.core.combine_tables import CombineTables
+from tktune.core.config import Config
 from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
 from tktune.core.tables import ScheduleTables
 from tktune.families.base import GateResult
 from tktune.families.cuda.gemm_globals import walk_entries
 from tktune.families.cuda.gemm_inputs import GUARD_ROWS, draw_weights
+from tktune.families.formulas import ceil_div
+from tktune.families.gemm_combine.fused_launch import LaunchTables
 from tktune.families.gemm_combine.inputs import combine_tolerance
+from tktune.families.gemm_combine.space_cuda import passes_of
+
+Listed = tuple[str, str, int, str, int]  # form, order, runs of columns, walk, columns of a tile
 
 _ACTIVATIONS, _TOPK = 3, 4  # what a random stream is for
 
@@ -50,13 +56,15 @@ def draw_topk_weights(problem: Problem, seed: int, device: torch.device) -> torc
 class CombinePlan:
     """One (routing, seed) on one rank; everything lies on the device, tables are int32.
 
-    `activations` (rows + GUARD_ROWS, hidden) bf16, NaN in padding; `reference` (tokens, cols) float32; `size` (tokens,)
+    `ids` (ranks, tokens, top_k) are everybody's, on the host. `activations` (rows + GUARD_ROWS, hidden) bf16, NaN in padding; `reference` (tokens, cols) float32; `size` (tokens,)
     float64, the squared norms of the sums of magnitudes behind it. `experts` (local, 2): first row and real rows;
     `walk` (local, 4); `offsets` (local): padded ends. `padding` (rows + GUARD_ROWS): rows without a token.
     """
 
     rows: int
     blocks: int
+    ids: torch.Tensor
+    seed: int
     activations: torch.Tensor
     topk_weights: torch.Tensor
     reference: torch.Tensor
@@ -68,26 +76,59 @@ class CombinePlan:
     schedule: ScheduleTables
     combine: CombineTables
     tables: dict[str, torch.Tensor]
-    jobs: dict[tuple[str, str, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    listed: dict[Listed, LaunchTables] = field(default_factory=dict)
+    kept: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
         return self.activations.nbytes + self.reference.nbytes
 
-    def jobs_of(
-        self, problem: Problem, form: str, order: str, groups: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The list of jobs, and the two words that tell a launch how long it is."""
-        key = (form, order, groups)
-        if key not in self.jobs:
-            if form == "pull":
-                listed = combine_tables_torch.pull_jobs(self.combine, problem, order, groups)
-            else:
-                listed = combine_tables_torch.push_jobs(self.schedule, problem, order, groups)
-            words = torch.tensor([self.blocks, len(listed)], dtype=torch.int32)
+    def jobs_of(self, problem: Problem, form: str, order: str, groups: int, walk: str) -> torch.Tensor:
+        """The list of jobs, on the host."""
+        if form == "pull":
+            jobs: torch.Tensor = combine_tables_torch.pull_jobs(self.combine, problem, order, groups, walk)
+        else:
+            jobs = combine_tables_torch.push_jobs(self.schedule, problem, order, groups, walk)
+        return jobs
+
+    def tables_of(self, config: Config, problem: Problem) -> LaunchTables:
+        """The tables that a launch of `config` reads; those that depend on it are made once and kept."""
+        form, order, walk = (str(config[name]) for name in ("form", "order", "walk"))
+        groups = config.number("signal_groups")
+        key = (form, order, groups, walk, config.number("COL_BLOCK"))
+        if key not in self.listed:
             there = self.activations.device
-            self.jobs[key] = (listed.to(there), words.to(there))
-        return self.jobs[key]
+            jobs = self.jobs_of(problem, form, order, groups, walk).to(there)
+            words = torch.tensor([self.blocks, len(jobs)], dtype=torch.int32).to(there)
+            walked = self.walk_of(config, problem).to(there)
+            self.kept.extend((jobs, words, walked))
+            at = {name: table.data_ptr() for name, table in self.tables.items()}
+            self.listed[key] = LaunchTables(
+                plan=words.data_ptr(),
+                block_expert=at["block_expert"],
+                experts=self.experts.data_ptr(),
+                walk=walked.data_ptr(),
+                jobs=jobs.data_ptr(),
+                pull_tokens=at["pull_tokens"],
+                slots=at["owner_slots" if form == "pull" else "pull_slots"],
+                owners=at["owners"],
+                topk_weights=self.topk_weights.data_ptr(),
+                push_expected=at["push_expected"],
+                recv_from=at["recv_from"],
+                final_contrib=at["final_contrib"],
+            )
+        return self.listed[key]
+
+    def walk_of(self, config: Config, problem: Problem) -> torch.Tensor:
+        """Entries of the GEMM's walk, (passes × local experts, 4): expert, first row, real rows, columns of the pass."""
+        passes = passes_of(config)
+        if passes == 1:
+            return self.walk.cpu()
+        tiles = ceil_div(problem.cols, config.number("COL_BLOCK")) // passes
+        entries = self.walk.cpu().repeat(passes, 1)
+        run = torch.arange(passes).repeat_interleave(len(self.walk))
+        entries[:, 3] = (run * tiles << 16 | tiles).to(torch.int32)
+        return entries
 
 
 def make_plan(problem: Problem, weights: torch.Tensor, rank: int, routing: str, seed: int) -> CombinePlan:
@@ -123,6 +164,8 @@ def make_plan(problem: Problem, weights: torch.Tensor, rank: int, routing: str, 
     return CombinePlan(
         schedule.rows,
         schedule.num_pad_blocks,
+        ids,
+        seed,
         activations,
         topk_weights,
         reference,

@@ -12,7 +12,6 @@ from tktune.core.build_spec import BuildSpec
 from tktune.core.config import Config
 from tktune.core.device import DeviceClass
 from tktune.core.device_cpu import cores_of
-from tktune.core.errors import WordsError
 from tktune.core.problem import Problem
 from tktune.core.roles import Role, RoleModel, Wait
 from tktune.core.space import Constraint, Parameter, Space
@@ -31,9 +30,11 @@ from tktune.families.gemm_combine.parameters import (
     ORDER,
     REDUCERS_MEANING,
     SPLIT_MEANING,
+    WALK,
     canonical,
     groups_divide,
     moved_rows,
+    one_walk,
 )
 from tktune.families.grouped_gemm import space_cpu
 
@@ -55,11 +56,8 @@ class GemmCombine:
     purpose = "multiply expert rows, sum them weighted into tokens and bring those to their ranks"
 
     def space(self, problem: Problem, device: DeviceClass) -> Space:
-        """Raises `WordsError` for a device class that this family does not run on."""
         if device.backend != "cpu":
-            raise WordsError(
-                f"gemm_combine does not run on {device.arch} yet.", "Use the CPU backend (device cpu)."
-            )
+            return space_cuda.space(problem, device, self.roles)
         return Space(
             problem,
             device,
@@ -81,6 +79,7 @@ class GemmCombine:
                 ORDER,
                 ROWS_IN_FLIGHT,
                 SIGNAL_GROUPS,
+                WALK,
             ),
             [
                 *space_cpu.build_constraints(),
@@ -114,8 +113,9 @@ class GemmCombine:
                 order="ready",
                 rows_in_flight=1,
                 signal_groups=1,
+                walk="experts",
             ),
-            lambda config: canonical(config, problem, CPU_REDUCERS[0]),
+            lambda config: one_walk(canonical(config, problem, CPU_REDUCERS[0])),
         )
 
     def roles(self, config: Config, problem: Problem, device: DeviceClass) -> RoleModel:

@@ -1,5 +1,5 @@
 """gemm_combine on GPUs: the GEMM's build parameters with the roles' own, their rules, defines and costs. The kernel is
-csrc/kernels/gemm_combine.cu. It has not run on a GPU yet, so the family does not offer this space.
+csrc/kernels/gemm_combine.cu.
 """
 
 from __future__ import annotations
@@ -16,23 +16,32 @@ from tktune.core.space import Constraint, Parameter, Space
 from tktune.families.formulas import ceil_div, deadlock_constraints, rank_rows, split_values, wanted_tokens
 from tktune.families.gemm_combine.parameters import (
     FORM,
-    ORDER,
     REDUCERS_MEANING,
     SPLIT_MEANING,
+    WALK,
     canonical,
     groups_divide,
     moved_rows,
 )
 from tktune.families.grouped_gemm import space_cuda
 
-SPLITS = {True: (4, 8, 12, 16, 24, 32), False: (2, 4, 8, 12, 16, 24)}
-REDUCERS = {True: (32, 96), False: (32, 80)}
+SPLITS = {True: (4, 8, 12, 16, 24), False: (2, 4, 8, 12, 16)}
+REDUCERS = {True: (96,), False: (80,)}
 WARP_SLOTS = Parameter(
-    "rows_in_flight", (2, 4), "launch", "row slots of a warp: one is formed, others are on their way"
+    "rows_in_flight", (2, 8), "launch", "row slots of a warp: one is formed, others are on their way"
+)
+CUDA_ORDER = Parameter(
+    "order",
+    ("ready", "remote"),
+    "launch",
+    "jobs in the order in which their rows land; the same, own tokens last",
 )
 SIGNAL_GROUPS = Parameter(
-    "signal_groups", (1, 2), "launch", "runs of columns in which a pad block is announced and summed"
+    "signal_groups", (1, 2, 4), "launch", "runs of columns in which a pad block is announced and summed"
 )
+# Tiles of a run follow each other, so that its sums are made while the next run is multiplied; `experts`, where a block's
+# runs do, is for comparisons.
+CUDA_WALK = Parameter("walk", ("columns",), "launch", WALK.meaning)
 MOST_TOP_K = 32  # a lane holds one of a token's rows
 # The epilogue stands in the storer, a producer warp, and needs registers there.
 SIGNALLING_REGISTERS = {4: (56, 232), 8: (56, 224), 12: (56, 152)}
@@ -60,9 +69,10 @@ def space(
                 f"SMs {REDUCERS_MEANING}",
             ),
             FORM,
-            ORDER,
+            CUDA_ORDER,
             WARP_SLOTS,
             SIGNAL_GROUPS,
+            CUDA_WALK,
         ),
         [
             *space_cuda.build_constraints(device),
@@ -85,7 +95,9 @@ def space(
                 "clusters_fill_roles",
                 "clusters fill each role's blocks",
                 _clusters,
-                ("num_comm_sms", "CLUSTER") if wgmma else ("num_comm_sms",),
+                ("num_comm_sms", "signal_groups", "walk", "COL_BLOCK", "CLUSTER")
+                if wgmma
+                else ("num_comm_sms", "signal_groups", "walk", "COL_BLOCK"),
             ),
             *deadlock_constraints(roles, over),
         ],
@@ -96,9 +108,17 @@ def space(
             order="ready",
             rows_in_flight=2,
             signal_groups=1,
+            walk="columns",
         ),
-        lambda config: canonical(config, problem, REDUCERS[wgmma][0]),
+        lambda config: _canonical(config, problem, REDUCERS[wgmma][0]),
     )
+
+
+def _canonical(config: Config, problem: Problem, fewest_reducers: int) -> Config:
+    """Pulling has no row slots either."""
+    if config["form"] == "pull" and config["rows_in_flight"] != WARP_SLOTS.values[0]:
+        config = config.replace(rows_in_flight=WARP_SLOTS.values[0])
+    return canonical(config, problem, fewest_reducers)
 
 
 def build_spec(family: str, build_part: Config, problem: Problem, device: DeviceClass) -> BuildSpec:
@@ -112,7 +132,8 @@ def build_spec(family: str, build_part: Config, problem: Problem, device: Device
 
 def cost_us(config: Config, problem: Problem, device: DeviceClass) -> float:
     """The GEMM on its own SMs, then the sums that were not ready while it ran, then the reduce; or the link, where that
-    takes longer. A sum of m rows is ready, on average, at m ÷ (m + 1) of the GEMM (research/fused_kernels.md §1.11).
+    takes longer. A sum of m rows is ready, on average, at m ÷ (m + 1) of the GEMM (research/fused_kernels.md §1.11), or of
+    its last walk over the experts.
     """
     seats, communicate = device.sm_count, config.number("num_comm_sms")
     comp = space_cuda.compute_us(config, problem, device, seats - communicate)
@@ -128,11 +149,16 @@ def cost_us(config: Config, problem: Problem, device: DeviceClass) -> float:
     )
     work = 1e6 * (read + written) * row_bytes / space_cuda.SM_GATHERED
     rows_of_a_sum = rank_rows(problem) / (problem.tokens if pulls else wanted_tokens(problem))
-    late = 1.0 if config["order"] == "token" else rows_of_a_sum / (rows_of_a_sum + 1)
-    hidden = min(work, communicate * comp * (1 - late))
+    late = rows_of_a_sum / (rows_of_a_sum + 1) / passes_of(config)
+    hidden = min(work * (1 - late), communicate * comp * (1 - late))
     tail = max((work - hidden) / seats, link * (1 - hidden / work))
     reduce = 1e6 * reduced * row_bytes / (config.number("num_reduce_sms") * space_cuda.SM_GATHERED)
     return comp + tail + reduce + 10.0
+
+
+def passes_of(config: Config) -> int:
+    """How many times the GEMM walks over the experts."""
+    return config.number("signal_groups") if config["walk"] == "columns" else 1
 
 
 def slots_bytes(config: Config) -> int:
@@ -170,8 +196,11 @@ def _slots_fit(config: Config, problem: Problem, device: DeviceClass) -> str | N
 
 
 def _clusters(config: Config, problem: Problem, device: DeviceClass) -> str | None:
-    """C4: the resident blocks and the communication blocks are whole clusters."""
+    """C4: the resident blocks and the communication blocks are whole clusters, and so are the column tiles of a run."""
     size, communicate = space_cuda.cluster(config), config.number("num_comm_sms")
+    tiles = ceil_div(problem.cols, config.number("COL_BLOCK")) // passes_of(config)
+    if config["walk"] == "columns" and tiles % size:
+        return f"clusters of {size} cannot fill {tiles} column tiles of a run"
     if device.sm_count % size == 0 and communicate % size == 0:
         return None
     return f"clusters of {size} cannot fill {communicate} communication blocks of {device.sm_count} SMs"

@@ -27,7 +27,7 @@ from tktune.families.cuda.gemm_globals import (
 )
 from tktune.families.cuda.gemm_inputs import GUARD_ROWS, Case, check_output, draw_weights, make_case
 from tktune.families.cuda.launch import Graph, Launch, Work
-from tktune.families.cuda.module import Module, verified
+from tktune.families.cuda.module import Module, Modules, verified
 from tktune.families.cuda.stopwatch import Stopwatch
 from tktune.families.cuda.tensor_map import MapKey, TensorMaps
 
@@ -94,7 +94,7 @@ class CudaWorkbench:
         self._device = torch.device("cuda", self._index)
         self._page = ControlPage(seat.control_fd)
         self._control = Control(self._page, seat.rank, seat.spin_limit_s)
-        self._modules: dict[str, Module] = {}
+        self._modules = Modules[Module]()
         self._module: Module | None = None
         self._build_part = Config()
         self._maps = TensorMaps()
@@ -115,10 +115,8 @@ class CudaWorkbench:
     def load(self, artifact: Path, sha256: str, build_part: Config) -> dict[str, Any]:
         """Verify the file's SHA-256, load it whole, compare its facts with `build_part`. Raises `ArtifactError`."""
         self._module = None
-        module = self._modules.get(sha256)
-        if module is None:
-            sm_count = torch.cuda.get_device_properties(self._index).multi_processor_count
-            module = self._modules[sha256] = Module(verified(artifact, sha256), self.family, sm_count)
+        sm_count = torch.cuda.get_device_properties(self._index).multi_processor_count
+        module = self._modules.get(sha256, lambda: Module(verified(artifact, sha256), self.family, sm_count))
         facts = module.facts
         if facts.globals_bytes != GLOBALS_BYTES:
             raise ArtifactError(
@@ -174,7 +172,7 @@ class CudaWorkbench:
 
     def close(self) -> None:
         """Leave the device; after a fault its calls fail, and nothing is left to free."""
-        self._modules.clear()
+        self._modules.close()
         self._control.close()
         self._page.close()
 

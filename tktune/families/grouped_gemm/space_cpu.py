@@ -12,6 +12,7 @@ from tktune.core.device_cpu import cores_of
 from tktune.core.paths import csrc_root
 from tktune.core.problem import Problem
 from tktune.core.space import Constraint, Parameter
+from tktune.families import glu
 from tktune.families.formulas import (
     WEIGHT_LAYOUT_CODES,
     ceil_div,
@@ -74,10 +75,12 @@ def build_spec(family: str, build_part: Config, problem: Problem) -> BuildSpec:
     defines = {"TKT_WORLD": str(problem.world)}
     defines.update({f"TKT_{p.name}": str(build_part[p.name]) for p in BUILD_PARAMETERS})
     defines["TKT_WEIGHT_LAYOUT"] = str(WEIGHT_LAYOUT_CODES[problem.weight_layout])
+    defines.update(glu.defines(build_part))
     sizes = "x".join(str(build_part[name]) for name in ("ROW_BLOCK", "COL_BLOCK", "RED_BLOCK"))
+    form = f"-{build_part['GLU']}" if "GLU" in build_part else ""
     return BuildSpec(
         name=f"{family}-w{problem.world}-{problem.weight_layout}-{sizes}"
-        f"-s{build_part['STAGES']}-c{build_part['CONSUMER_WARPS']}",
+        f"-s{build_part['STAGES']}-c{build_part['CONSUMER_WARPS']}{form}",
         kind="shared",
         source=root / "cpu" / f"{family}.cpp",
         arch="native",
@@ -100,6 +103,8 @@ def compute_us(config: Config, problem: Problem, device: DeviceClass, blocks: in
     spread = waves(tasks, blocks) * (multiply / min(warps, cores) + pack / cores)
     busy_us = 1e6 * max(tasks * (multiply + pack) / cores, spread / max(1.0, blocks / cores))
     # Every stage changes hands; on crowded cores a waiting thread holds up the one it waits for until it yields.
+    if glu.is_separate(config):
+        busy_us += 1e6 * tasks * row * col * 3 / (CORE_COPIED * cores)  # bytes of a pass over the outputs
     steps = tasks * ceil_div(problem.hidden, config.number("RED_BLOCK"))
     crowded = problem.world * blocks * (1 + warps) > cores_of(device)
     stalled = config.number("backoff") * PAUSE_US / config.number("STAGES") if crowded else 0.0

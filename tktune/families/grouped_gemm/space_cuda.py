@@ -12,6 +12,7 @@ from tktune.core.device import DeviceClass
 from tktune.core.paths import csrc_root
 from tktune.core.problem import Problem
 from tktune.core.space import Constraint, Parameter
+from tktune.families import glu
 from tktune.families.formulas import (
     WEIGHT_LAYOUT_CODES,
     ceil_div,
@@ -31,7 +32,7 @@ DRAWS = {"stride": 0, "dispenser": 1}
 WGMMA_REGISTERS = {4: (40, 232), 8: (40, 232), 12: (56, 152)}
 LOOP_REGISTERS = 32  # R2: addresses and loop state of a wgmma consumer thread, beside its accumulators
 PRODUCER_WARPS = 4  # of a wgmma block
-OUT_SLOT_BYTES = 64 * 128
+OUT_SLOT_BYTES = 64 * 128  # of whole panels
 TASK_SLOTS, TASK_BYTES = 2, 16
 PIECE_ROWS = 64  # tiles of 128 rows and more move in pieces
 MMA_OUT_SLOTS = 2  # TKT_OUT_SLOTS where it is not given; mma.sync has its semaphores, and no slots
@@ -121,6 +122,15 @@ def same_behaviour(config: Config) -> Config:
     return config
 
 
+def out_panel_cols(config: Config) -> int:
+    """Columns of a panel in which wgmma's outputs leave: 64, or 32 where a warpgroup's, halved by SwiGLU, do not fill those."""
+    if main_loop(config) == "mma_sync" or not glu.is_fused(config):
+        return 64
+    groups = 1 if main_loop(config) == "wgmma_pingpong" else config.number("CONSUMER_WARPS") // 4
+    columns = config.number("COL_BLOCK") // (groups // min(groups, config.number("ROW_BLOCK") // 64))
+    return 64 if columns // 2 % 64 == 0 else 32
+
+
 def smem_bytes(config: Config) -> int:
     """M1: `sizeof(shared_storage)` of the kernel template: stages, output slots, semaphores, task slots."""
     row, col, red = config.number("ROW_BLOCK"), config.number("COL_BLOCK"), config.number("RED_BLOCK")
@@ -128,7 +138,7 @@ def smem_bytes(config: Config) -> int:
     warpgroups = config.number("CONSUMER_WARPS") // 4 if main_loop(config) != "mma_sync" else 1
     rings = 1 if main_loop(config) == "wgmma_pingpong" else warpgroups
     slots = rings * (config.number("OUT_SLOTS") if "OUT_SLOTS" in config else MMA_OUT_SLOTS)
-    out = slots * OUT_SLOT_BYTES if main_loop(config) != "mma_sync" else 0
+    out = slots * OUT_SLOT_BYTES * out_panel_cols(config) // 64 if main_loop(config) != "mma_sync" else 0
     semaphores = 8 * (2 * (stages + task_slots(config) + slots + warpgroups) + 1)
     tasks = task_slots(config) * TASK_BYTES
     return round_up(stages * (row + col) * red * 2 + out + 16 + semaphores + tasks, 1024)
@@ -152,8 +162,9 @@ def consumer_registers(config: Config, device: DeviceClass) -> int:
     return launch_register_cap(threads(config), device.registers_per_sm)
 
 
-def build_constraints(device: DeviceClass) -> list[Constraint]:
-    names = tuple(p.name for p in build_parameters(device))
+def build_constraints(device: DeviceClass, more: tuple[str, ...] = ()) -> list[Constraint]:
+    """The rules of a block; `more` names build parameters of the family that shared memory depends on too."""
+    names = (*(p.name for p in build_parameters(device)), *more)
     wgmma = uses_wgmma(device)
     shapes = (
         "ROW_BLOCK",
@@ -224,9 +235,11 @@ def build_spec(family: str, build_part: Config, problem: Problem, device: Device
         producer, consumer = WGMMA_REGISTERS[build_part.number("CONSUMER_WARPS")]
         defines["TKT_PRODUCER_REGISTERS"] = str(producer)
         defines["TKT_CONSUMER_REGISTERS"] = str(consumer)
+    defines.update(glu.defines(build_part))
     if family != "grouped_gemm":
         defines["TKT_WORLD"] = str(problem.world)
     values = "-".join(str(build_part[p.name]) for p in build_parameters(device))
+    values += f"-{build_part['GLU']}" if "GLU" in build_part else ""
     return BuildSpec(
         name=f"{family}-{device.arch}-w{problem.world}-{problem.weight_layout}-{values}",
         kind="cubin",

@@ -30,7 +30,7 @@ ECHO_ROUNDS = 256
 SOURCE_BYTES, TARGET_BYTES = 1 << 27, 1 << 28  # of every rank: more than any L2
 STORED_BYTES_OF_SM = 24_000_000  # about half a millisecond of one SM's copies
 MOST_REMOTE_BYTES = 256_000_000
-PIECE_BYTES, THREAD_PIECES = 16, 4  # of a plain copy: what a thread moves at a time, how many are in flight
+PIECE_BYTES, THREAD_PIECES = 16, 8  # of a plain copy: what a thread moves at a time, how many are in flight
 PIECES_AT_ONCE = 512 * THREAD_PIECES  # of a block
 LINK_BUILD = Config(part="link")  # the build part of the probe itself; that of the GEMM is the GEMM's
 

@@ -11,6 +11,10 @@ inline int32_t add_acquire_release(int32_t* word, int32_t value) {
     *word += value;
     return before;
 }
+inline int32_t draw(int32_t* word) {
+    lanes::yield();
+    return (*word)++;
+}
 inline uint64_t look_at_peers(const uint64_t* word) {
     lanes::yield();
     return *word;

@@ -244,6 +244,7 @@ struct pgl {
 template <typename Config>
 struct geometry : Config {
     static constexpr int kPieceRows = Config::PIECE_ROWS, kThreads = 32 * (Config::CONSUMER_WARPS + 4);
+    static constexpr bool kWgmma = ROWS_OF_A_STEP == 4;
 };
 template <typename Config>
 struct task_order {

@@ -1,6 +1,6 @@
 // What csrc/comm/dispatch.cuh needs of a GPU, on the CPU: every lane is a coroutine, warps interleave by a seed, and the
 // copy engine is as late as it may be. Loads land when someone has waited for them for a while; stores read shared
-// memory and write global memory only when their issuer's bulk wait forces them to.
+// memory only when their issuer's bulk wait of either kind forces them to, and write only when its full wait does.
 #pragma once
 
 #include <ucontext.h>
@@ -36,6 +36,7 @@ struct copy {
     char* to;
     const char* from;
     uint32_t bytes;
+    std::vector<char> read = {};  // what a store has taken from its slot
 };
 
 struct warp {
@@ -51,7 +52,11 @@ struct lane {
     bool done = false;
     std::vector<copy> open;
     std::deque<std::vector<copy>> groups;
+    size_t read = 0;  // of `groups`, from the front: their slots may be overwritten
 };
+
+// What a bulk wait does with a store that it forces.
+inline void (*perform)(const copy&) = [](const copy& one) { std::memcpy(one.to, one.from, one.bytes); };
 
 inline std::vector<std::unique_ptr<lane>> all;
 inline lane* now = nullptr;
@@ -151,6 +156,7 @@ T __ldg(const T* at) {
 
 namespace tkt {
 
+using std::max;
 using std::min;
 constexpr int kWarpThreads = 32;
 inline int lane_id() { return lanes::now->number; }
@@ -161,6 +167,7 @@ struct bf16 {
 };
 struct spin_guard {
     int rank;
+    uint32_t limit_kilo_ns;
 };
 enum class activation_rows { gathered = 0, indexed = 1 };
 
@@ -183,7 +190,7 @@ inline void drop_semaphore(semaphore& sem) {
 }
 
 enum class wait_role { producer, consumer, storer, gate, communicate };
-enum class wait_word { stage_full, stage_free, task_full, task_free, out_full, out_free, turn, arrivals, signal };
+enum class wait_word { stage_full, stage_free, task_full, task_free, out_full, out_free, turn, arrivals, signal, flag };
 
 inline void land_one() {
     if (loads.empty()) return;
@@ -204,6 +211,13 @@ void wait(const semaphore& sem, uint32_t phase, const spin_guard&) {
     }
 }
 
+// A look: what lands in between is a matter of chance.
+inline bool test_wait(const semaphore& sem, uint32_t phase) {
+    if (sem.alive != kAlive) lanes::fail("a look at a semaphore that is not there");
+    if (lanes::chance() % 64 == 0) land_one();
+    return static_cast<uint32_t>(sem.phase) != phase;
+}
+
 namespace tma {
 inline void expect_bytes(semaphore& sem, uint32_t bytes) {
     if (sem.alive != kAlive || sem.bytes) lanes::fail("a load into a slot that still waits for one");
@@ -222,11 +236,25 @@ inline void commit() {
     lanes::now->groups.push_back(std::move(lanes::now->open));
     lanes::now->open.clear();
 }
+inline void take_from_slots(size_t pending) {
+    lanes::lane& mine = *lanes::now;
+    for (; mine.read + pending < mine.groups.size(); ++mine.read)
+        for (lanes::copy& one : mine.groups[mine.read]) one.read.assign(one.from, one.from + one.bytes);
+}
+template <int PENDING = 0>
+void store_async_read_wait() {
+    lanes::yield();
+    take_from_slots(PENDING);
+}
 template <int PENDING = 0>
 void store_async_wait() {
     lanes::yield();
-    while (lanes::now->groups.size() > PENDING) {
-        for (const lanes::copy& one : lanes::now->groups.front()) std::memcpy(one.to, one.from, one.bytes);
+    take_from_slots(PENDING);
+    for (; lanes::now->groups.size() > PENDING; --lanes::now->read) {
+        for (lanes::copy& one : lanes::now->groups.front()) {
+            one.from = one.read.data();
+            lanes::perform(one);
+        }
         lanes::now->groups.pop_front();
     }
 }
