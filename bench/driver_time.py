@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shlex
 import sys
 import tempfile
 import threading
@@ -154,7 +155,7 @@ def main() -> int:
         f"wall {wall_s:.1f} s, busy {busy:.1f} s, waiting for builds {waited:.1f} s: {share:.1%} of the rest"
     )
     facts: dict[str, Any] = {
-        "command": " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "date": time.strftime("%Y-%m-%d"),
         "wall_s": wall_s,
         "busy_s": busy,

@@ -7,9 +7,12 @@ GEMMs of public models. Not a search; it shows what each parameter is worth.
 from __future__ import annotations
 
 import argparse
+import datetime
 import itertools
 import json
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -39,6 +42,9 @@ GEMMS: dict[str, dict[str, Any]] = {
 WALKS = (("experts", 1), ("columns", 2), ("columns", 4))
 SPLITS = (4, 8, 12, 16)
 ROUNDS = 5  # of the finalists, with the GEMM alone between them
+POLICY = (
+    f"slowest rank of each launch, medians; finalists in {ROUNDS} rounds with the GEMM alone between them"
+)
 
 
 def timed(gang: Gang, config: Config, mode: str, iterations: int) -> float:
@@ -114,7 +120,7 @@ def measured(
     return {"problem": str(problem), "comp_us": alone, "points": points, "finalists": finalists}
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shapes", default=",".join(SHAPES))
@@ -123,16 +129,34 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="no shape begins after this")
     parser.add_argument("--world", type=int, default=2)
     words = parser.parse_args()
+    names, gemm_names = words.shapes.split(","), words.gemms.split(",")
+    for asked, known in ((names, SHAPES), (gemm_names, GEMMS)):
+        for name in asked:
+            if name not in known:
+                parser.error(f"there is no {name!r}; use some of {', '.join(known)}")
+    if words.iterations < 1 or words.world < 2:
+        parser.error("--iterations is at least 1 and --world at least 2")
+    devices = cuda_device_classes()
+    if len(devices) < words.world:
+        print(f"{words.world} GPUs are needed, and {len(devices)} answer here. Run this on a host with them.")
+        return 1
+    facts = {
+        "device": f"{words.world} × {devices[0]}",
+        "date": datetime.date.today().isoformat(),
+        "command": shlex.join(["python", *sys.argv]),
+        "policy": POLICY,
+    }
+    words.out.parent.mkdir(parents=True, exist_ok=True)
     cache = ArtifactCache(Path(tempfile.mkdtemp(prefix="combine_splits")))
-    gemms = {name: GEMMS[name] for name in words.gemms.split(",")}
+    gemms = {name: GEMMS[name] for name in gemm_names}
     found: dict[str, Any] = {}
     start = time.monotonic()
-    for name in words.shapes.split(","):
+    for name in names:
         begin = time.monotonic()
         if begin - start > words.seconds:
             break
         found[name] = measured(name, words.world, cache, words.iterations, gemms)
-        words.out.write_text(json.dumps(found, indent=1) + "\n")
+        words.out.write_text(json.dumps({**facts, "shapes": found}, indent=1) + "\n")
         print(f"{name}: alone {found[name]['comp_us']}, {time.monotonic() - begin:.0f} s", flush=True)
         for p in found[name]["points"]:
             if "comp_us" in p:
@@ -145,6 +169,8 @@ def main() -> None:
                 flush=True,
             )
 
+    return 0
+
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

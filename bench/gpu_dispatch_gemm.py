@@ -21,20 +21,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import datetime
-import json
-import os
-import platform
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from dispatch_bench.outcome import results, summary
-from dispatch_bench.supervise import Watch, run_ranks
 from dispatch_bench.wanted import Wanted, sweep_of, wanted
+from two_gpus import driver
 
 from tktune.build.cache import ArtifactCache
 from tktune.core.build_spec import BuildSpec
@@ -42,12 +37,9 @@ from tktune.core.config import Config
 from tktune.core.device import DeviceClass
 from tktune.core.device_cuda import cuda_device_classes
 from tktune.core.errors import TktuneError, WordsError
-from tktune.core.paths import cache_root, database_url
-from tktune.core.policy import serving_policy
+from tktune.core.paths import database_url
 from tktune.core.problem import Problem
 from tktune.families.base import family
-from tktune.families.control_page import ControlPage
-from tktune.gang.rank_process import REMOVED_FROM_ENVIRONMENT
 from tktune.search.attribution import SPLIT
 from tktune.search.start import start_configs
 from tktune.search.study import load_study
@@ -57,12 +49,6 @@ from tktune.store.results import Store
 HERE = Path(__file__).resolve().parent
 STUDY = HERE.parent / "studies" / "h200" / "dispatch_gemm.toml"
 ROUTINGS = ["uniform", "zipf:1.2", "hot:0.5@3"]
-SPIN_LIMIT_S = 2.0
-STARTING_S = 60.0  # for importing, meeting and leaving, beside --seconds
-POLICY = (
-    "L2 flushed and all ranks met on the device before each launch; slowest rank of each launch; interleaved rounds; "
-    "medians"
-)
 
 
 def shape_name(problem: Problem) -> str:
@@ -196,96 +182,14 @@ def words_of(bench: Bench, made: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"cases": cases} for cases in shapes.values()]
 
 
-def measure(bench: Bench, made: dict[str, Any], folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Run the ranks; what each of them found, and what went wrong."""
-    arguments, world = bench.arguments, 2
-    page = ControlPage.create(world)
-    fds: list[int] = [page.fd]
-
-    def memory(name: str) -> list[int]:
-        made = [os.memfd_create(f"{name}-{rank}") for rank in range(world)]
-        fds.extend(made)
-        return made
-
-    shapes = words_of(bench, made)
-    for shape in shapes:
-        shape["fds"] = memory("rank")
-    doing = memory("doing")
-    policy = serving_policy(bench.device.backend, bench.device.l2_bytes)
-    words = {
-        "world": world,
-        "device": dataclasses.asdict(bench.device),
-        "policy": policy.key,
-        "control_fd": page.fd,
-        "talk_fds": memory("talk"),
-        "doing_fds": doing,
-        "shapes": shapes,
-        "modes": arguments.modes.split(","),
-        "rounds": arguments.rounds,
-        "iterations": arguments.iterations,
-        "seconds": arguments.seconds,
-        "spin_limit_s": SPIN_LIMIT_S,
-        "folder": str(folder),
-    }
-    (folder / "words.json").write_text(json.dumps(words))
-    script = str(HERE / "dispatch_bench" / "rank.py")
-    commands = [
-        [sys.executable, "-P", script, str(folder / "words.json"), str(rank), str(os.getpid())]
-        for rank in range(world)
-    ]
-    said = run_ranks(
-        commands,
-        environment(),
-        fds,
-        Watch(arguments.seconds + STARTING_S),
-        page.abort,
-        lambda rank: os.pread(doing[rank], 200, 0).decode(errors="replace").strip() or "was starting",
-    )
-    said += [report.sentence for rank in range(world) if (report := page.report(rank)) is not None]
-    found = []
-    for rank in range(world):
-        path = folder / f"rank{rank}.json"
-        found.append(json.loads(path.read_text()) if path.exists() else {"found": [], "versions": {}})
-    return found, said
-
-
-def environment() -> dict[str, str]:
-    """Of the ranks: no multicast, and nothing that would serialise launches."""
-    kept = {name: value for name, value in os.environ.items() if name not in REMOVED_FROM_ENVIRONMENT}
-    path = os.pathsep.join([str(HERE), *(one for one in sys.path if one)])
-    return {
-        **kept,
-        "NCCL_NVLS_ENABLE": "0",
-        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": path,
-    }
-
-
-def facts(bench: Bench, found: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        **next((rank["versions"] for rank in found if rank["versions"]), {}),
-        "gpus": 2,
-        "device_class": bench.device.key,
-        "python": platform.python_version(),
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python", *sys.argv]),
-        "policy": POLICY,
-        "rounds": bench.arguments.rounds,
-        "launches_of_a_round": bench.arguments.iterations,
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--db", help="database with winners [default: TKTUNE_DB or the user's own]")
-    parser.add_argument("--cache", type=Path, default=cache_root())
+    driver.add_options(parser, modes="graph,direct", seconds=420.0)
     parser.add_argument("--study", type=Path, default=STUDY, help="whose problems are measured")
     parser.add_argument(
         "--shapes", default="", help="only shapes whose name (2048x768-e128-k8-t2048) has one of these words"
     )
     parser.add_argument("--routings", nargs="+", default=ROUTINGS)
-    parser.add_argument("--modes", default="graph,direct")
     parser.add_argument("--config", help='a config in the winner\'s place, "PARAM=VALUE ..."')
     parser.add_argument(
         "--hand",
@@ -293,28 +197,17 @@ def main() -> int:
         default=True,
         help="whether to make the sweep by hand",
     )
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--iterations", type=int, default=5, help="launches of a round")
-    parser.add_argument("--seconds", type=float, default=420.0, help="ranks begin no case after this")
-    parser.add_argument("--out", type=Path, help="write JSON here")
-    arguments = parser.parse_args()
-    devices = cuda_device_classes()
-    if len(devices) < 2:
-        print(f"Two GPUs are needed, and {len(devices)} answer here. Run this on a host with two.")
-        return 1
+    arguments = driver.parsed(parser)
     try:
-        bench = Bench(devices[0], chosen_cases(arguments, devices[0]), arguments)
+        device = driver.two_of(cuda_device_classes())
+        bench = Bench(device, chosen_cases(arguments, device), arguments)
         made = build(bench, ArtifactCache(arguments.cache))
     except TktuneError as error:
         print(error)
         return 1
-    with tempfile.TemporaryDirectory() as folder:
-        found, said = measure(bench, made, Path(folder))
+    found, said = driver.run(HERE / "dispatch_bench" / "rank.py", words_of(bench, made), device, arguments)
     shown, judged = results(bench.cases, found)
-    if arguments.out:
-        content = {**facts(bench, found), "ended": said or "as it should", "cases": shown}
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+    driver.write(arguments, device, found, said, cases=shown)
     for sentence in [*said, *(f"{case.problem}: {note}" for case in bench.cases for note in case.notes)]:
         print(sentence)
     print(f"\n{summary(bench.cases, judged)}" if judged else "Nothing was measured to its end.")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import shlex
 import statistics
 import sys
 import tempfile
@@ -164,7 +165,7 @@ def main() -> int:
         facts = {
             "device": str(device),
             "date": datetime.date.today().isoformat(),
-            "command": " ".join(["python", *sys.argv]),
+            "command": shlex.join(["python", *sys.argv]),
             "policy": f"{policy.launch_mode} launch, {policy.cache_state} L2, {ITERATIONS} launches a round",
         }
         arguments.out.write_text(json.dumps({**facts, "us": results}, indent=1) + "\n")

@@ -17,6 +17,7 @@ import datetime
 import importlib
 import json
 import math
+import shlex
 import statistics
 import sys
 from dataclasses import dataclass
@@ -252,7 +253,7 @@ def facts(ground: Ground) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "deep_gemm": deep_gemm() is not None,
         "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.argv]),
         "policy": "serving: CUDA graphs, L2 flushed before each launch, interleaved rounds, medians",
         "memory_gb_s": round(ground.memory_bytes_per_us / 1e3),
     }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import shlex
 import statistics
 import sys
 import tempfile
@@ -166,7 +167,7 @@ def main() -> int:
             "torch": torch.__version__,
             "python": sys.version.split()[0],
             "date": datetime.date.today().isoformat(),
-            "command": " ".join(["python", *sys.argv]),
+            "command": shlex.join(["python", *sys.argv]),
             "policy": f"median of {BURSTS} bursts of {CALLS} calls",
         }
         arguments.out.write_text(json.dumps({**facts, "us": measured}, indent=1) + "\n")

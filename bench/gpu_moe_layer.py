@@ -16,37 +16,27 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import json
-import os
-import platform
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from dispatch_bench.supervise import Watch, run_ranks
 from moe_bench.figures import Row, slowest_us, table
+from two_gpus import driver
 
 from tktune.build.cache import ArtifactCache
 from tktune.core.config import Config
 from tktune.core.device import DeviceClass
 from tktune.core.device_cuda import cuda_device_classes
 from tktune.core.errors import TktuneError, WordsError
-from tktune.core.paths import cache_root
-from tktune.core.policy import serving_policy
 from tktune.core.problem import Problem
 from tktune.families.base import family
-from tktune.families.control_page import ControlPage
-from tktune.gang.rank_process import REMOVED_FROM_ENVIRONMENT
 from tktune.moe.choosing import choose
 from tktune.moe.parts import COMBINE, DISPATCH, FAMILIES, PARTS, joined_config, part_config, part_problem
 from tktune.search.start import start_configs
 
 HERE = Path(__file__).resolve().parent
-WORLD = 2
 # hidden, intermediate, experts, top_k
 MODELS = {
     "qwen3-30b": (2048, 768, 128, 8),
@@ -54,12 +44,6 @@ MODELS = {
     "deepseek-v3": (7168, 2048, 64, 8),
     "seed": (4096, 3072, 64, 8),
 }
-SPIN_LIMIT_S = 2.0
-STARTING_S = 60.0  # for importing, meeting and leaving, beside --seconds
-POLICY = (
-    "L2 flushed and all ranks met on the device before each launch; slowest rank of each launch; interleaved rounds; "
-    "medians"
-)
 
 
 @dataclasses.dataclass
@@ -83,7 +67,7 @@ def rows_of(arguments: argparse.Namespace, device: DeviceClass) -> list[Wanted]:
         hidden, intermediate, experts, top_k = MODELS[name]
         for tokens in arguments.tokens:
             layer = Problem(
-                "moe_layer", hidden, intermediate, experts, top_k, tokens, WORLD, weight_layout="enk",
+                "moe_layer", hidden, intermediate, experts, top_k, tokens, driver.WORLD, weight_layout="enk",
                 routing=arguments.routing, pad=arguments.pad or 128,
             )  # fmt: skip
             config, layer, provenance = config_of(layer, arguments, device)
@@ -141,88 +125,19 @@ def built_names(row: Wanted, device: DeviceClass) -> set[str]:
     }
 
 
-def measure(
-    words: list[dict[str, Any]], device: DeviceClass, arguments: argparse.Namespace, folder: Path
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Run the ranks; what each of them found, and what went wrong."""
-    page = ControlPage.create(WORLD)
-    fds: list[int] = [page.fd]
-
-    def memory(name: str) -> list[int]:
-        made = [os.memfd_create(f"{name}-{rank}") for rank in range(WORLD)]
-        fds.extend(made)
-        return made
-
-    for row in words:
-        row["fds"] = memory("rank")
-    doing = memory("doing")
-    content = {
-        "world": WORLD,
-        "device": dataclasses.asdict(device),
-        "policy": serving_policy(device.backend, device.l2_bytes).key,
-        "control_fd": page.fd,
-        "talk_fds": memory("talk"),
-        "doing_fds": doing,
-        "rows": words,
-        "modes": arguments.modes.split(","),
-        "sweep": arguments.sweep,
-        "rounds": arguments.rounds,
-        "iterations": arguments.iterations,
-        "seconds": arguments.seconds,
-        "spin_limit_s": SPIN_LIMIT_S,
-        "folder": str(folder),
-    }
-    (folder / "words.json").write_text(json.dumps(content))
-    script = str(HERE / "moe_bench" / "rank.py")
-    commands = [
-        [sys.executable, "-P", script, str(folder / "words.json"), str(rank), str(os.getpid())]
-        for rank in range(WORLD)
-    ]
-    said = run_ranks(
-        commands,
-        environment(),
-        fds,
-        Watch(arguments.seconds + STARTING_S),
-        page.abort,
-        lambda rank: os.pread(doing[rank], 200, 0).decode(errors="replace").strip() or "was starting",
-    )
-    said += [report.sentence for rank in range(WORLD) if (report := page.report(rank)) is not None]
-    found = []
-    for rank in range(WORLD):
-        path = folder / f"rank{rank}.json"
-        found.append(json.loads(path.read_text()) if path.exists() else {"found": [], "versions": {}})
-    return found, said
-
-
-def environment() -> dict[str, str]:
-    """Of the ranks: no multicast, and nothing that would serialise launches."""
-    kept = {name: value for name, value in os.environ.items() if name not in REMOVED_FROM_ENVIRONMENT}
-    path = os.pathsep.join([str(HERE), *(one for one in sys.path if one)])
-    return {
-        **kept,
-        "NCCL_NVLS_ENABLE": "0",
-        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": path,
-    }
-
-
 def results(
     rows: list[Wanted], found: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, list[tuple[str, Row]]]]:
     """JSON of every row that all ranks finished, and (name, row) by launch mode."""
-    of_ranks = [{one["row"]: one for one in rank["found"]} for rank in found]
     shown: list[dict[str, Any]] = []
     judged: dict[str, list[tuple[str, Row]]] = {}
     for number, wanted in enumerate(rows):
-        here = [rank[number] for rank in of_ranks if number in rank]
-        if len(here) < len(found):
+        here = driver.by_rank(found, number)
+        if not here:
             continue
         modes = {}
-        for mode in here[0]["modes"]:
-            runs = [one["modes"].get(mode) for one in here]
-            if any(run is None for run in runs):
-                continue
+        for mode in driver.shared_modes(here):
+            runs = [one["modes"][mode] for one in here]
             us = {name: slowest_us([run[name] for run in runs]) for name in runs[0]}
             row = Row(us, wanted.layer.tokens)
             modes[mode] = row.facts()
@@ -242,8 +157,7 @@ def results(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--db", help="database with winners [default: TKTUNE_DB or the user's own]")
-    parser.add_argument("--cache", type=Path, default=cache_root())
+    driver.add_options(parser, modes="graph", seconds=300.0)
     parser.add_argument("--models", default="", help=f"of {', '.join(MODELS)} [default: all]")
     parser.add_argument("--tokens", nargs="+", type=int, default=[512, 2048, 8192], help="of one rank")
     parser.add_argument("--routing", default="uniform")
@@ -251,45 +165,23 @@ def main() -> int:
     parser.add_argument("--dispatch", help='a config in the winner\'s place, "PARAM=VALUE ..."')
     parser.add_argument("--combine", help='a config in the winner\'s place, "PARAM=VALUE ..."')
     parser.add_argument("--sweep", action="store_true", help="first try each launch parameter on the layer")
-    parser.add_argument("--modes", default="graph")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--iterations", type=int, default=5, help="launches of a round")
-    parser.add_argument("--seconds", type=float, default=300.0, help="ranks begin no row after this")
-    parser.add_argument("--out", type=Path, help="write JSON here")
-    arguments = parser.parse_args()
-    devices = cuda_device_classes()
-    if len(devices) < WORLD:
-        print(f"Two GPUs are needed, and {len(devices)} answer here. Run this on a host with two.")
-        return 1
+    arguments = driver.parsed(parser)
+    if min(arguments.tokens) < 1:
+        parser.error("--tokens are at least 1")
     try:
-        rows = rows_of(arguments, devices[0])
-        words = build(rows, devices[0], ArtifactCache(arguments.cache))
+        device = driver.two_of(cuda_device_classes())
+        rows = rows_of(arguments, device)
+        words = build(rows, device, ArtifactCache(arguments.cache))
     except TktuneError as error:
         print(error)
         return 1
-    with tempfile.TemporaryDirectory() as folder:
-        found, said = measure(words, devices[0], arguments, Path(folder))
+    found, said = driver.run(HERE / "moe_bench" / "rank.py", words, device, arguments, sweep=arguments.sweep)
     shown, judged = results(rows, found)
-    if arguments.out:
-        content = {
-            **next((rank["versions"] for rank in found if rank["versions"]), {}),
-            "gpus": WORLD,
-            "device_class": devices[0].key,
-            "python": platform.python_version(),
-            "date": datetime.date.today().isoformat(),
-            "command": " ".join(["python", *sys.argv]),
-            "policy": POLICY,
-            "rounds": arguments.rounds,
-            "launches_of_a_round": arguments.iterations,
-            "ended": said or "as it should",
-            "rows": shown,
-        }
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+    driver.write(arguments, device, found, said, rows=shown)
     for sentence in said:
         print(sentence)
     for mode, of_mode in judged.items():
-        print(f"\n{'CUDA graph' if mode == 'graph' else 'Eager'}, microseconds\n\n{table(of_mode)}")
+        print(f"\n{driver.mode_title(mode)}, microseconds\n\n{table(of_mode)}")
     wrong = any(any(one["wrong"]) for one in shown)
     left_out = any(len(of_mode) < len(rows) for of_mode in judged.values()) or not judged
     return 1 if said or wrong or left_out else 0

@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import os
+import shlex
 import statistics
 import sys
 import tempfile
@@ -89,7 +90,7 @@ def run(rank: int, folder: str, out: str) -> None:
                 "device": torch.cuda.get_device_name(0),
                 "torch": torch.__version__,
                 "date": datetime.date.today().isoformat(),
-                "command": " ".join(["python", *sys.argv]),
+                "command": shlex.join(["python", *sys.argv]),
                 "policy": f"slower rank, median of {ITERATIONS} graph launches after a meeting on the device",
             }
             Path(out).write_text(json.dumps({**facts, "us": measured}, indent=1) + "\n")

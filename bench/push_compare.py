@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 import tempfile
@@ -142,7 +143,9 @@ def main() -> int:
             print(table(shape, results[shape]), flush=True)
     if words.out:
         words.out.parent.mkdir(parents=True, exist_ok=True)
-        words.out.write_text(json.dumps({"command": " ".join(sys.argv), "shapes": results}, indent=1) + "\n")
+        words.out.write_text(
+            json.dumps({"command": shlex.join(["python", *sys.argv]), "shapes": results}, indent=1) + "\n"
+        )
     return 1 if any(one["wrong"] or not one["us"] for one in results.values()) else 0
 
 

@@ -10,17 +10,13 @@ family moe_layer makes the configs exact (docs/moe-layer.md).
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from ranks import meet, options, start
 from torch.nn.functional import silu
 
 from tktune.moe import FusedMoE
-
-WORLD = 2
 
 
 def plain(
@@ -37,12 +33,7 @@ def plain(
 
 
 def run(rank: int, shape: argparse.Namespace, rendezvous: str) -> None:
-    torch.set_num_threads(1)
-    gpus = shape.device == "cuda"
-    if gpus:
-        torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank) if gpus else torch.device("cpu")
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
+    device, gpus = meet(rank, shape, rendezvous), shape.device == "cuda"
 
     drawn = torch.Generator().manual_seed(1)  # the same weights of all experts on both ranks
     size = (shape.experts, 2 * shape.intermediate, shape.hidden)
@@ -106,27 +97,7 @@ class Replayed:
         return self.y
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, value in {
-        "hidden": 512,
-        "intermediate": 256,
-        "experts": 8,
-        "top-k": 2,
-        "tokens": 256,
-        "pad": 64,
-        "rounds": 3,
-    }.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    found = "cuda" if torch.cuda.device_count() >= WORLD else "cpu"
-    parser.add_argument("--device", choices=("cuda", "cpu"), default=found)
-    shape = parser.parse_args()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, args=(shape, f"{folder}/rendezvous"), nprocs=WORLD)
-
-
 if __name__ == "__main__":
-    main()
+    start(
+        run, options(__doc__, hidden=512, intermediate=256, experts=8, top_k=2, tokens=256, pad=64, rounds=3)
+    )

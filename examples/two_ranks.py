@@ -8,16 +8,12 @@ With two GPUs each rank runs on one of them, else both on the CPU. Each rank pri
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from ranks import WORLD, meet, options, start
 
 import tktune
-
-WORLD = 2
 
 
 def reference(
@@ -41,12 +37,7 @@ def everyones(mine: torch.Tensor) -> torch.Tensor:
 
 
 def run(rank: int, shape: argparse.Namespace, rendezvous: str) -> None:
-    torch.set_num_threads(1)
-    gpus = shape.device == "cuda"
-    if gpus:
-        torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank) if gpus else torch.device("cpu")
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
+    device, gpus = meet(rank, shape, rendezvous), shape.device == "cuda"
     operator = tktune.load(
         "dispatch_gemm",
         hidden=shape.hidden,
@@ -88,27 +79,5 @@ def run(rank: int, shape: argparse.Namespace, rendezvous: str) -> None:
         raise SystemExit(f"rank {rank}: the operator does not match torch")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, value in {
-        "hidden": 512,
-        "cols": 512,
-        "experts": 8,
-        "top-k": 2,
-        "tokens": 512,
-        "pad": 64,
-        "rounds": 3,
-    }.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    found = "cuda" if torch.cuda.device_count() >= WORLD else "cpu"
-    parser.add_argument("--device", choices=("cuda", "cpu"), default=found)
-    shape = parser.parse_args()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, args=(shape, f"{folder}/rendezvous"), nprocs=WORLD)
-
-
 if __name__ == "__main__":
-    main()
+    start(run, options(__doc__, hidden=512, cols=512, experts=8, top_k=2, tokens=512, pad=64, rounds=3))

@@ -12,7 +12,9 @@ from tktune.core.config import Config
 from tktune.families.dispatch_gemm.launch_cuda import CudaDispatchWorkbench
 
 if TYPE_CHECKING:
-    from dispatch_bench.rank import BenchRank, Timed
+    from two_gpus.rank import Timed
+
+    from dispatch_bench.rank import BenchRank
 
 LAUNCHES = 4  # of each config of the sweep
 AGAIN = 12  # of them, the fastest: measured with everything else

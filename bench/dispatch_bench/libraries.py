@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from two_gpus.rank import Call
 
 from tktune.core.config import Config
 from tktune.core.problem import Problem
@@ -23,8 +23,6 @@ from tktune.families.cuda.module import Module, verified
 from tktune.families.dispatch_gemm.launch_cuda import CudaDispatchWorkbench
 from tktune.families.dispatch_gemm.plan_cuda import Plan
 from tktune.families.grouped_gemm.launch_cuda import gemm_launch
-
-Call = Callable[[], Any]
 
 
 def deep_gemm() -> Any:
@@ -116,23 +114,6 @@ class Libraries:
         tolerance = gemm_tolerance(case.problem.hidden)
         bad = int((~(by_row <= tolerance)).sum())
         return f"{bad} of {case.real_rows} rows differ by more than {tolerance:.3g}" if bad else ""
-
-
-def captured(steps: list[Call]) -> Work:
-    """Calls that were run before, in one CUDA graph; collectives too, which other threads of theirs must not disturb."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for step in steps:
-            step()
-    return lambda stream: graph.replay()
-
-
-def eager(steps: list[Call]) -> Work:
-    def work(stream: int) -> None:
-        for step in steps:
-            step()
-
-    return work
 
 
 class OwnGemm:

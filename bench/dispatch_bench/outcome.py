@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from two_gpus.driver import by_rank, mode_title, shared_modes
+
 from dispatch_bench.judged import Judged, curve, hand_name, judge, slowest, table
 from dispatch_bench.wanted import Wanted
 from tktune.core.problem import Problem
@@ -19,16 +21,13 @@ def results(
     cases: Sequence[Wanted], found: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[tuple[int, str, Judged]]]:
     """JSON of every case that all ranks finished, and (case, mode, judged) of each of its modes."""
-    by_case = [{one["case"]: one for one in rank["found"]} for rank in found]
     shown, judged = [], []
     for number, case in enumerate(cases):
-        of_ranks = [rank[number] for rank in by_case if number in rank]
-        if len(of_ranks) < len(found):
+        of_ranks = by_rank(found, number)
+        if not of_ranks:
             continue
         modes = {}
-        for mode in of_ranks[0]["modes"]:
-            if any(mode not in rank["modes"] for rank in of_ranks):
-                continue
+        for mode in shared_modes(of_ranks):
             one = judge(
                 case.winner.number(SPLIT),
                 slowest([rank["modes"][mode]["rounds"] for rank in of_ranks]),
@@ -77,7 +76,7 @@ def summary(cases: Sequence[Wanted], judged: Sequence[tuple[int, str, Judged]]) 
             for number, of_mode, one in judged
             if of_mode == mode
         ]
-        parts.append(f"{'CUDA graph' if mode == 'graph' else 'Eager'}\n\n{table(rows)}\n")
+        parts.append(f"{mode_title(mode)}\n\n{table(rows)}\n")
         for shape, routing, one in rows:
             if one.claim is not None:
                 parts.append(f"{shape}, {routing}, sweep: {curve(one)}\n  {one.claim.sentence}")

@@ -1,106 +1,41 @@
-"""One rank of the dispatch bench (`python rank.py WORDS RANK DRIVER`): checks every launch, then times all of them in
-interleaved rounds. All ranks do the same in the same order; the driver joins what they found.
-"""
+"""One rank of the dispatch bench: checks every launch, then times all of them in interleaved rounds."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
-import json
 import math
-import os
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
+from two_gpus import rank
+from two_gpus.rank import Timed, launched, serve
 
 from dispatch_bench import judged
 from dispatch_bench.hand_rank import HandSweep
 from dispatch_bench.judged import Rounds
-from dispatch_bench.libraries import Libraries, OwnGemm, captured, eager
+from dispatch_bench.libraries import Libraries, OwnGemm
 from tktune.core.config import Config
-from tktune.core.device import DeviceClass
-from tktune.core.policy import Policy
 from tktune.core.problem import Problem
-from tktune.families.base import RankSeat
-from tktune.families.control_page import ControlPage
 from tktune.families.cuda.driver import current_stream, synchronize
 from tktune.families.cuda.launch import Graph, Work
-from tktune.families.cuda.symmetric import MemfdExchange
 from tktune.families.dispatch_gemm.launch_cuda import CudaDispatchWorkbench
 from tktune.families.dispatch_gemm.plan_cuda import Plan
-from tktune.gang.rank import die_with
 from tktune.search.attribution import SPLIT
 
 WARMUP = 1
 SWEPT_AGAIN = 3  # the fastest of the sweep, beside the winner, in the last rounds
-AGREE_S = 90.0  # the other rank may still be checking
 SEED = 0
-PIECE_BYTES = 1000  # what ranks exchange at once
-
-Timed = Callable[[int], list[float]]  # launches → microseconds
 
 
-class BenchRank:
-    def __init__(self, words: dict[str, Any], rank: int) -> None:
-        self.words, self.rank = words, rank
-        self.device = DeviceClass(**words["device"])
-        self.page = ControlPage(words["control_fd"])
-        self.policy = Policy(**words["policy"])
-        self._agree = MemfdExchange(words["talk_fds"], rank, AGREE_S, lambda: self.page.aborted)
-        self._doing_fd = words["doing_fds"][rank]
-        self._sequence = 1
-        self._end = time.monotonic() + words["seconds"]
-        self.found: list[dict[str, Any]] = []
-
-    # Talking.
-
-    def doing(self, what: str) -> None:
-        os.pwrite(self._doing_fd, what.encode()[:200].ljust(200), 0)
-
-    def agreed(self, mine: Any) -> list[Any]:
-        """What each rank says, in rank order, however long it is. Raises `GangError` when one does not."""
-        text = json.dumps(mine).encode()
-        most = max(int(said) for said in self._agree(str(len(text)).encode()))
-        pieces = [self._agree(text[at : at + PIECE_BYTES]) for at in range(0, most, PIECE_BYTES)]
-        return [json.loads(b"".join(said)) for said in zip(*pieces, strict=True)]
-
-    def numbers(self) -> int:
-        """The first of a block of sequence numbers; the same on every rank."""
-        self._sequence += 1 << 20
-        return self._sequence
-
-    def say(self, text: str) -> None:
-        if self.rank == 0:
-            print(text, flush=True)
-
-    # One shape.
-
-    def shape(self, work: dict[str, Any]) -> None:
-        problem = Problem(**work["cases"][0]["problem"])
-        self.doing(f"took its seat for {problem}")
-        seat = RankSeat(
-            problem,
-            self.device,
-            self.policy,
-            self.rank,
-            problem.world,
-            tuple(work["fds"]),
-            self.words["control_fd"],
-            self.words["spin_limit_s"],
-            self.rank,
-        )
-        bench = CudaDispatchWorkbench(seat)
+class BenchRank(rank.BenchRank):
+    def work(self, work: dict[str, Any]) -> None:
+        bench = CudaDispatchWorkbench(self.seat(Problem(**work["cases"][0]["problem"]), work["fds"]))
         try:
             for case in work["cases"]:
-                if not all(self.agreed(time.monotonic() < self._end)):
-                    self.say(f"Out of time: {case['problem']} is left out.")
+                if not self.in_time(case["problem"]):
                     break
                 self.case(bench, case)
         finally:
@@ -112,7 +47,7 @@ class BenchRank:
         with self.clock("prepare") as took:
             plan = bench._prepare(problem.routing, SEED)
             libraries = Libraries(problem, bench._weights, plan)
-        found: dict[str, Any] = {"case": case["number"], "real_rows": plan.case.real_rows, "modes": {}}
+        found: dict[str, Any] = {"number": case["number"], "real_rows": plan.case.real_rows, "modes": {}}
         found |= {"padded_rows": plan.case.rows, "seconds": took}
         self.doing(f"checked the launches of {problem}")
         swept = HandSweep(self, bench, case)
@@ -160,12 +95,12 @@ class BenchRank:
             runs |= self.library_runs(bench, case, plan, libraries, mode, life)
             runs = {name: run for name, run in runs.items() if name not in wrong}
             where = f"{bench.problem}, {mode}"
-            rounds = self.interleave(runs, self.words["rounds"], where)
+            rounds = self.interleave(runs, where)
             last: dict[str, Rounds] = {}
             if sweeps:
                 swept = [name for name in runs if name.startswith(("split ", "hand "))]
                 again = (judged.WINNER, judged.AGAIN, *self.fastest(rounds, swept))
-                last = self.interleave({name: runs[name] for name in again}, self.words["rounds"], where)
+                last = self.interleave({name: runs[name] for name in again}, where)
         self.doing(f"checked the winner of {bench.problem} again")
         wrong_after = self.gate(bench, case["winner"], bench.problem.routing, SEED)
         found["modes"][mode] = {"rounds": rounds, "last": last, "wrong_after": wrong_after}
@@ -175,18 +110,6 @@ class BenchRank:
         said = self.agreed({name: judged.median_us(rounds[name]) for name in names})
         worst = {name: max(one[name] for one in said) for name in names}
         return sorted(names, key=lambda name: (worst[name], name))[:SWEPT_AGAIN]
-
-    def interleave(self, runs: dict[str, Timed], rounds: int, where: str) -> dict[str, Rounds]:
-        """Every run once a round, in an order that turns each round."""
-        samples: dict[str, Rounds] = {name: [] for name in runs}
-        for number in range(rounds):
-            names = list(runs)
-            shift = number % len(names)
-            names = names[shift:] + names[:shift]
-            for name in reversed(names) if number % 2 else names:
-                self.doing(f"timed {name} of {where}")
-                samples[name].append(runs[name](self.words["iterations"]))
-        return samples
 
     # Our own launches.
 
@@ -284,7 +207,7 @@ class BenchRank:
         runs = {}
         for name, steps in libraries.steps.items():
             self.doing(f"captured {name} of {bench.problem}")
-            runs[name] = self.other(bench, captured(steps) if mode == "graph" else eager(steps))
+            runs[name] = self.other(bench, launched(steps, mode))
         if case["gemm"] is not None:
             what = case["gemm"]
             own = OwnGemm(bench, Path(what["artifact"]), what["sha256"], Config(what["config"]))
@@ -308,52 +231,6 @@ class BenchRank:
 
         return run
 
-    def write(self) -> None:
-        path = Path(self.words["folder"]) / f"rank{self.rank}.json"
-        path.write_text(json.dumps({"found": self.found, "versions": versions()}))
-
-
-def versions() -> dict[str, Any]:
-    return {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
-        "NCCL_NVLS_ENABLE": os.environ.get("NCCL_NVLS_ENABLE"),
-    }
-
-
-def main() -> None:
-    words, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
-    die_with(int(sys.argv[3]))
-    bench = BenchRank(words, rank)
-    bench.doing("met the other ranks")
-    torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl",
-        init_method=f"file://{words['folder']}/nccl",
-        rank=rank,
-        world_size=words["world"],
-        timeout=datetime.timedelta(seconds=120),
-    )
-    dist.barrier(device_ids=[rank])  # the communicator exists from here on
-    torch.backends.cuda.matmul.allow_tf32 = False
-    code = 1
-    try:
-        for work in words["shapes"]:
-            bench.shape(work)
-            torch.cuda.empty_cache()
-            bench.write()
-        code = 0
-    finally:
-        if code:
-            traceback.print_exc()
-            bench.page.abort()  # nobody waits for this rank any more
-        bench.write()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # a dead peer must not hold up NCCL's own farewell
-
 
 if __name__ == "__main__":
-    main()
+    serve(BenchRank)

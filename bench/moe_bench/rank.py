@@ -1,92 +1,49 @@
-"""One rank of the layer bench (`python rank.py WORDS RANK DRIVER`): checks every launch against the fp32 reference, then
-times all of them in interleaved rounds. All ranks do the same in the same order; the driver joins what they found.
+"""One rank of the layer bench: checks every launch against the fp32 reference, then times all of them in interleaved
+rounds.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
-import os
-import struct
-import sys
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from dispatch_bench.libraries import captured, eager
+from two_gpus import rank
+from two_gpus.rank import Timed, launched, serve
 
 from moe_bench import figures
 from moe_bench.figures import FORMS, SERIAL
 from moe_bench.serial import Serial
 from tktune.core.config import Config
-from tktune.core.device import DeviceClass
-from tktune.core.policy import Policy
 from tktune.core.problem import Problem
-from tktune.families.base import RankSeat, family
-from tktune.families.control_page import ControlPage
+from tktune.families.base import family
 from tktune.families.cuda.driver import current_stream, synchronize
 from tktune.families.cuda.launch import Work
-from tktune.families.cuda.symmetric import MemfdExchange
-from tktune.gang.rank import die_with
 from tktune.moe.bench_cuda import CudaLayerWorkbench
 from tktune.moe.cases import layer_tolerance
 from tktune.moe.cases_cuda import LayerCase
 
 WARMUP, SEED = 2, 0
 SWEPT_LAUNCHES = 5
-AGREE_S = 90.0  # the other rank may still be checking
-SERIAL_TOLERANCE = (
-    2.0  # times the layer's own: weights rounded to bf16 in one form, gate and up rounded in both
-)
-
-Timed = Callable[[int], list[float]]  # launches → microseconds
+# Times the layer's own: weights are rounded to bf16 in one form, gate and up in both.
+SERIAL_TOLERANCE = 2.0
 
 
-class BenchRank:
+class BenchRank(rank.BenchRank):
     def __init__(self, words: dict[str, Any], rank: int) -> None:
-        self.words, self.rank = words, rank
-        self.device = DeviceClass(**words["device"])
-        self.page = ControlPage(words["control_fd"])
-        self.policy = dataclasses.replace(Policy(**words["policy"]), warmup=WARMUP)
-        self._agree = MemfdExchange(words["talk_fds"], rank, AGREE_S, lambda: self.page.aborted)
-        self._sequence = 1
-        self._end = time.monotonic() + words["seconds"]
-        self.found: list[dict[str, Any]] = []
+        super().__init__(words, rank)
+        self.policy = dataclasses.replace(self.policy, warmup=WARMUP)
 
-    def doing(self, what: str) -> None:
-        os.pwrite(self.words["doing_fds"][self.rank], what.encode()[:200].ljust(200), 0)
-
-    def all_say(self, yes: bool) -> bool:
-        return all(said == b"y" for said in self._agree(b"y" if yes else b"n"))
-
-    def numbers(self) -> int:
-        """The first of a block of sequence numbers; the same on every rank."""
-        self._sequence += 1 << 20
-        return self._sequence
-
-    def say(self, text: str) -> None:
-        if self.rank == 0:
-            print(text, flush=True)
-
-    def row(self, work: dict[str, Any]) -> None:
+    def work(self, work: dict[str, Any]) -> None:
         """One model and number of tokens."""
         layer = Problem(**work["problem"])
-        if not self.all_say(time.monotonic() < self._end):
-            self.say(f"Out of time: {layer} is left out.")
+        if not self.in_time(layer):
             return
         begin = time.monotonic()
-        self.doing(f"took its seat for {layer}")
-        seat = RankSeat(
-            layer, self.device, self.policy, self.rank, layer.world, tuple(work["fds"]), self.words["control_fd"],
-            self.words["spin_limit_s"], self.rank,
-        )  # fmt: skip
-        bench = CudaLayerWorkbench(seat)
+        bench = CudaLayerWorkbench(self.seat(layer, work["fds"]))
         try:
             self.measure(bench, layer, work)
         finally:
@@ -101,9 +58,7 @@ class BenchRank:
         def us(candidate: Config) -> float:
             works = launches.layer(candidate)
             samples = bench.timed(launches, candidate, works, SWEPT_LAUNCHES, self.numbers())
-            return max(
-                struct.unpack("<d", said)[0] for said in self._agree(struct.pack("<d", median(samples)))
-            )
+            return max(self.agreed(median(samples)))
 
         times = {config: us(config)}
         for parameter in (p for p in space.parameters if p.kind == "launch"):
@@ -125,14 +80,15 @@ class BenchRank:
         case = bench.case(layer.routing, SEED)
         if self.words["sweep"]:
             verdict = bench.gate(config, layer.routing, SEED, self.numbers())
-            if self.all_say(verdict.passed):
+            if all(self.agreed(verdict.passed)):
                 config = self.swept(bench, layer, config, case)
         serial = Serial(layer, self.rank, case, *bench._weights)
         self.doing(f"checked the launches of {layer}")
         wrong = self.check(bench, config, layer, case, serial)
-        found: dict[str, Any] = {"row": work["number"], "wrong": wrong, "modes": {}, "config": dict(config)}
+        found: dict[str, Any] = {"number": work["number"], "wrong": wrong, "modes": {}}
+        found["config"] = dict(config)
         self.found.append(found)
-        if not self.all_say(not wrong):
+        if any(self.agreed(bool(wrong))):
             self.say(f"{layer}: something is WRONG, so nothing is timed. {wrong}")
             return
         for mode in self.words["modes"]:
@@ -192,64 +148,9 @@ class BenchRank:
 
         runs = {name: own(works) for name, works in ours.items()}
         for form in FORMS:
-            work = captured([serial.calls[form]]) if mode == "graph" else eager([serial.calls[form]])
-            runs[f"{SERIAL}{form}"] = other(work)
+            runs[f"{SERIAL}{form}"] = other(launched([serial.calls[form]], mode))
         return runs
-
-    def interleave(self, runs: dict[str, Timed], where: str) -> dict[str, list[list[float]]]:
-        """Every run once a round, in an order that turns each round."""
-        samples: dict[str, list[list[float]]] = {name: [] for name in runs}
-        for number in range(self.words["rounds"]):
-            names = list(runs)
-            shift = number % len(names)
-            names = names[shift:] + names[:shift]
-            for name in reversed(names) if number % 2 else names:
-                self.doing(f"timed {name} of {where}")
-                samples[name].append(runs[name](self.words["iterations"]))
-        return samples
-
-    def write(self) -> None:
-        path = Path(self.words["folder"]) / f"rank{self.rank}.json"
-        versions = {
-            "device": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        }
-        path.write_text(json.dumps({"found": self.found, "versions": versions}))
-
-
-def main() -> None:
-    words, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
-    die_with(int(sys.argv[3]))
-    bench = BenchRank(words, rank)
-    bench.doing("met the other ranks")
-    torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl",
-        init_method=f"file://{words['folder']}/nccl",
-        rank=rank,
-        world_size=words["world"],
-        timeout=datetime.timedelta(seconds=120),
-    )
-    dist.barrier(device_ids=[rank])  # the communicator exists from here on
-    torch.backends.cuda.matmul.allow_tf32 = False
-    code = 1
-    try:
-        for work in words["rows"]:
-            bench.row(work)
-            torch.cuda.empty_cache()
-            bench.write()
-        code = 0
-    finally:
-        if code:
-            traceback.print_exc()
-            bench.page.abort()  # nobody waits for this rank any more
-        bench.write()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # a dead peer must not hold up NCCL's own farewell
 
 
 if __name__ == "__main__":
-    main()
+    serve(BenchRank)

@@ -6,14 +6,6 @@
 
 namespace tkt {
 
-TKT_DEVICE uint64_t look(const uint64_t* word) {
-    uint64_t seen;
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];"
-                 : "=l"(seen)
-                 : "l"(__cvta_generic_to_global(word))
-                 : "memory");
-    return seen;
-}
 TKT_DEVICE uint64_t add_acquire_release(uint64_t* word, uint64_t value) {
     uint64_t before;
     asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"

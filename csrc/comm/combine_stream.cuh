@@ -174,7 +174,7 @@ struct combine_stream {
         const uint64_t* const word = mine ? G.landed_word(me, me, row / G.gemm.pad, now.group)
                                           : G.whole_word(me, me, now.group);
         const bool asks = mine || lane_id() == kWarpThreads - 1;
-        bool there = asks && look_here(word) >= epoch;
+        bool there = asks && look(word) >= epoch;
         if (__ballot_sync(kAll, there && !mine)) {
             landed_groups |= 1u << now.group;
             return true;
@@ -184,7 +184,7 @@ struct combine_stream {
         if (mine && !there)
             there = spin_until<wait_role::combine, wait_word::landed, 64>(
                 G.gemm.guard, static_cast<int>(word - G.landed[me]), static_cast<int64_t>(epoch),
-                [&] { return look_here(word) >= epoch; }, [&] { return static_cast<int64_t>(look_here(word)); });
+                [&] { return look(word) >= epoch; }, [&] { return static_cast<int64_t>(look(word)); });
         stopped = !__all_sync(kAll, there || !mine);
         return !stopped;
     }

@@ -5,36 +5,9 @@
 #pragma once
 
 #include "dispatch_config.cuh"
-#include "signals.cuh"
+#include "row_ring.cuh"
 
 namespace tkt {
-
-constexpr int kMostOpen = 8;  // stores of one warp that may be under way when it goes on
-
-// Calls `wait` with the number that the copy engine's waits want at compile time: `open`, at most MOST.
-template <int N>
-struct groups {
-    static constexpr int value = N;
-};
-template <int MOST, typename Wait>
-TKT_DEVICE void at_most(int open, const Wait& wait) {
-    if constexpr (MOST > 0) {
-        if (open < MOST) return at_most<MOST - 1>(open, wait);
-    }
-    wait(groups<MOST>{});
-}
-
-// A warp's place in its ring of row slots, whose number is known at run time only.
-struct slot_place {
-    int index = 0;
-    uint32_t phase = 0;
-    TKT_DEVICE void advance(int slots) {
-        if (++index == slots) {
-            index = 0;
-            phase ^= 1;
-        }
-    }
-};
 
 struct pad_blocks {
     int first, count;
@@ -188,16 +161,14 @@ struct dispatch_warp {
 
     // Slots whose stores have read them are free; whether the rows are there to be seen is another matter.
     TKT_DEVICE void free_slots(int unread) {
-        if (lane_id() == 0) at_most<kMostOpen>(unread, [](auto n) { tma::store_async_read_wait<n.value>(); });
-        __syncwarp();
+        wait_read(unread);
         freed = stored - unread;
     }
 
     // The full wait: a row counts as arrived when its stores are performed. By the lane that issued them; the others'
     // releases follow it through the warp's barrier.
     TKT_DEVICE void retire(int pending) {
-        if (lane_id() == 0) at_most<kMostOpen>(pending, [](auto n) { tma::store_async_wait<n.value>(); });
-        __syncwarp();
+        wait_performed(pending);
         freed = max(freed, stored - pending);
         for (; retired < stored - pending; ++retired)
             if (last_piece(retired)) arrived(retired % kWarpThreads);
@@ -212,17 +183,11 @@ struct dispatch_warp {
     }
 
     // Whether the next piece to store is here already: the first lane's word.
-    TKT_DEVICE bool here() const {
-        return __shfl_sync(kAll, test_wait(full[storing.index], storing.phase), 0);
-    }
+    TKT_DEVICE bool here() const { return slot_filled(full, storing); }
 
     TKT_DEVICE void run() {
         draw_ahead();
-        if (lane_id() == 0) {
-            for (int slot = 0; slot < team.slots; ++slot) init_semaphore(full[slot], 1);
-            publish_semaphores();
-        }
-        __syncwarp();
+        open_slots(full, team.slots);
         for (;;) {
             while (loaded - freed < team.slots && (!first_piece(loaded) || draw())) load();
             if (stored == loaded) break;
@@ -237,10 +202,7 @@ struct dispatch_warp {
             if (stored - freed > team.unread) free_slots(team.unread);
         }
         retire(0);
-        if (lane_id() == 0) {  // whoever computes next lays its stages over the semaphores
-            for (int slot = 0; slot < team.slots; ++slot) drop_semaphore(full[slot]);
-            fence_async_shared();
-        }
+        close_slots(full, team.slots);
     }
 };
 

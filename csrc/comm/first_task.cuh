@@ -1,4 +1,5 @@
-// What a compute block will begin with. No task is drawn to know it: the first one of a block is that of its own number.
+// What a compute block will begin with, for `openers`: a launch word that probes set and the family's space has not. No task is
+// drawn to know it: the first one of a block is that of its own number.
 #pragma once
 
 #include "dispatch.cuh"

@@ -119,8 +119,7 @@ struct push_warp {
 
     // Slots whose stores have read them are free; whether the rows are there to be seen is another matter.
     TKT_DEVICE void free_slots() {
-        if (lane_id() == 0) at_most<kMostOpen>(unread, [](auto n) { tma::store_async_read_wait<n.value>(); });
-        __syncwarp();
+        wait_read(unread);
         freed = stored - unread;
     }
 
@@ -164,15 +163,11 @@ struct push_warp {
     }
 
     // Whether the next row to store is here already: the first lane's word.
-    TKT_DEVICE bool here() const { return __shfl_sync(kAll, test_wait(full[storing.index], storing.phase), 0); }
+    TKT_DEVICE bool here() const { return slot_filled(full, storing); }
 
     TKT_DEVICE void run() {
         draw_ahead();
-        if (lane_id() == 0) {
-            for (int slot = 0; slot < G.warp_slots; ++slot) init_semaphore(full[slot], 1);
-            publish_semaphores();
-        }
-        __syncwarp();
+        open_slots(full, G.warp_slots);
         for (;;) {
             while (loaded - freed < G.warp_slots && draw()) load();
             if (stored == loaded) break;
@@ -187,10 +182,7 @@ struct push_warp {
             if (stored - freed > unread) free_slots();
         }
         retire(0);
-        if (lane_id() == 0) {  // whoever computes next lays its stages over the semaphores
-            for (int slot = 0; slot < G.warp_slots; ++slot) drop_semaphore(full[slot]);
-            fence_async_shared();
-        }
+        close_slots(full, G.warp_slots);
     }
 };
 

@@ -130,15 +130,13 @@ struct scatter_warp {
 
     // Slots whose stores have read them are free; whether the rows are there to be seen is another matter.
     TKT_DEVICE void free_slots() {
-        if (lane_id() == 0) at_most<kMostOpen>(unread, [](auto n) { tma::store_async_read_wait<n.value>(); });
-        __syncwarp();
+        wait_read(unread);
         freed = stored - unread;
     }
 
     // The full wait, by the lane that issued the stores; the others' releases follow it through the warp's barrier.
     TKT_DEVICE void retire(int open) {
-        if (lane_id() == 0) at_most<kMostOpen>(open, [](auto n) { tma::store_async_wait<n.value>(); });
-        __syncwarp();
+        wait_performed(open);
         freed = max(freed, stored - open);
         for (; retired < stored - open; ++retired) arrived(retired % kWarpThreads);
     }
@@ -151,7 +149,7 @@ struct scatter_warp {
         }
     }
 
-    TKT_DEVICE bool here() const { return __shfl_sync(kAll, test_wait(full[storing.index], storing.phase), 0); }
+    TKT_DEVICE bool here() const { return slot_filled(full, storing); }
 
     // Stores one more loaded row; or, while it is not here, counts what was stored.
     TKT_DEVICE void advance() {
@@ -165,11 +163,7 @@ struct scatter_warp {
 
     TKT_DEVICE void run() {
         draw_ahead();
-        if (lane_id() == 0) {
-            for (int slot = 0; slot < G.warp_slots; ++slot) init_semaphore(full[slot], 1);
-            publish_semaphores();
-        }
-        __syncwarp();
+        open_slots(full, G.warp_slots);
         for (;;) {
             const bool next = loaded - freed < G.warp_slots && draw();
             if (next) {
@@ -188,10 +182,7 @@ struct scatter_warp {
             else if (!next)
                 break;
         }
-        if (lane_id() == 0) {  // whoever computes next lays its stages over the semaphores
-            for (int slot = 0; slot < G.warp_slots; ++slot) drop_semaphore(full[slot]);
-            fence_async_shared();
-        }
+        close_slots(full, G.warp_slots);
     }
 };
 

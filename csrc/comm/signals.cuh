@@ -15,6 +15,14 @@ TKT_DEVICE int32_t look(const int32_t* word) {
                  : "memory");
     return seen;
 }
+TKT_DEVICE uint64_t look(const uint64_t* word) {
+    uint64_t seen;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];"
+                 : "=l"(seen)
+                 : "l"(__cvta_generic_to_global(word))
+                 : "memory");
+    return seen;
+}
 TKT_DEVICE void add_release(int32_t* word, int32_t value) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(word)), "r"(value)
                  : "memory");

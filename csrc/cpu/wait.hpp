@@ -92,7 +92,7 @@ inline void report_spin(const Warp& warp, const char* word, int index, int64_t e
 }
 
 // Which words a wait polls. `root`: supplied by another block or rank, bounded by the spin limit. `inner`: supplied
-// by a thread of the same block, which may itself be in a root wait; twice the limit, so that the root reports.
+// by a thread of the same block, which may itself be in a root wait; four times the limit, so that the root reports.
 enum class Bound { root, inner };
 
 constexpr int YIELDS = 8;
@@ -109,7 +109,7 @@ bool wait_until(const Warp& warp, const char* word, int index, int64_t expected,
         pause_once();
         if (read() >= expected) return true;
     }
-    const int64_t limit = warp.launch.machine.spin_limit_ns * (bound == Bound::root ? 1 : 2);
+    const int64_t limit = warp.launch.machine.spin_limit_ns * (bound == Bound::root ? 1 : 4);
     const int64_t begin = clock_ns(CLOCK_MONOTONIC);
     int64_t nap = 2000;
     for (int i = 0;; ++i) {

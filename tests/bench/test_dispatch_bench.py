@@ -15,9 +15,10 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
 import gpu_dispatch_gemm
-from dispatch_bench import hand, judged, outcome, supervise
+from dispatch_bench import hand, judged, outcome
 from dispatch_bench.hand import hand_builds, hand_sweep
 from dispatch_bench.wanted import Cost, alone_problem, cost_of, gemm_config, sweep_of, wanted
+from two_gpus import supervise
 
 from tktune.core.device import device_class
 from tktune.core.policy import serving_policy
@@ -281,7 +282,7 @@ class Built:
 def found_by_a_rank(slower=0.0, modes=("graph", "direct")):
     rounds = {name: [[us + slower for us in one] for one in all_] for name, all_ in everything().items()}
     mode = {"rounds": rounds, "last": last_rounds(120.0 + slower, 119.5 + slower), "wrong_after": ""}
-    one = {"case": 0, "real_rows": 5, "padded_rows": 8, "wrong": {}, "modes": dict.fromkeys(modes, mode)}
+    one = {"number": 0, "real_rows": 5, "padded_rows": 8, "wrong": {}, "modes": dict.fromkeys(modes, mode)}
     one |= {"seconds": {"check": 1.0}, "hand_us": {"hand 0": 130.0 + slower, "hand 1": 125.0}}
     return {"found": [one], "versions": {"torch": "2"}}
 

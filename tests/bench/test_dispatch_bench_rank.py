@@ -21,9 +21,11 @@ import gpu_dispatch_gemm
 from dispatch_bench import libraries, outcome
 from dispatch_bench import rank as rank_module
 from dispatch_bench.hand_rank import HandSweep
-from dispatch_bench.libraries import Libraries, eager
+from dispatch_bench.libraries import Libraries
 from dispatch_bench.rank import BenchRank
 from dispatch_bench.wanted import sweep_of, wanted
+from two_gpus import rank as shared_rank
+from two_gpus.rank import eager
 
 from tktune.core.device import device_class
 from tktune.core.policy import Policy
@@ -134,7 +136,7 @@ def test_rounds_measure_everything_once_and_no_one_is_always_first(ranks):
     def run(name):
         return lambda launches: order.append(name) or [1.0] * launches
 
-    found = ranks[0].interleave({name: run(name) for name in "abcd"}, 4, "here")
+    found = ranks[0].interleave({name: run(name) for name in "abcd"}, "here")
     assert {name: len(rounds) for name, rounds in found.items()} == dict.fromkeys("abcd", 4)
     assert all(len(launches) == 3 for rounds in found.values() for launches in rounds)
     rounds = [order[i : i + 4] for i in range(0, 16, 4)]
@@ -247,7 +249,7 @@ def test_a_case_is_measured_from_its_checks_to_the_table(tmp_path, ranks, monkey
 
     def work(rank):
         rank.case(benches[rank.rank], shape["cases"][0])
-        monkeypatch.setattr(rank_module, "versions", dict)
+        monkeypatch.setattr(shared_rank, "versions", dict)
         rank.write()
 
     both(ranks, work)

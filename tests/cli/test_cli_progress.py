@@ -13,8 +13,8 @@ from tktune.cli.live import LiveTable
 from tktune.cli.progress import Progress
 from tktune.core.config import Config
 from tktune.core.device import PRESETS
+from tktune.core.feasible import WaterfallRow
 from tktune.core.problem import Problem
-from tktune.core.space import WaterfallRow
 from tktune.search import events
 from tktune.search.events import Event
 

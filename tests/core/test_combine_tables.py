@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
+import table_problems
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_problems import problems
 
 from tktune.core import combine_tables, combine_tables_check, combine_tables_torch, tables, tables_torch
 from tktune.core.combine_tables import JOB_ORDERS, WALKS
 from tktune.core.errors import WordsError
-from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
 
-
-def problem_of(world, local_experts, top_k, tokens, pad, routing="uniform") -> Problem:
-    shape = {"hidden": 64, "cols": 64, "experts": world * local_experts, "top_k": top_k, "tokens": tokens}
-    return Problem("gemm_combine", **shape, world=world, pad=pad, routing=routing)
-
-
-@st.composite
-def problems(draw) -> Problem:
-    world = draw(st.integers(1, 8))
-    local = draw(st.integers(1, 5))
-    experts = world * local
-    top_k = draw(st.integers(1, min(experts, 6)))
-    kinds = ["uniform", "zipf:1.2", f"hot:0.8@{experts - 1}", "one:0"]
-    if experts > top_k:
-        kinds.append("empty:0")
-    pad = draw(st.sampled_from([8, 16, 32]))
-    return problem_of(world, local, top_k, draw(st.integers(1, 30)), pad, draw(st.sampled_from(kinds)))
+problem_of = functools.partial(table_problems.problem_of, family="gemm_combine")
 
 
 def built(ids, problem):
@@ -51,14 +37,18 @@ def built(ids, problem):
 
 
 @settings(max_examples=80, deadline=None)
-@given(problems(), st.integers(0, 1000))
+@given(problems(family="gemm_combine"), st.integers(0, 1000))
 def test_both_builders_agree_and_all_ranks_meet_every_invariant(problem, seed):
     built(parse_routing(problem.routing).draw(problem, seed), problem)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    problems(), st.integers(0, 1000), st.sampled_from(JOB_ORDERS), st.integers(1, 4), st.sampled_from(WALKS)
+    problems(family="gemm_combine"),
+    st.integers(0, 1000),
+    st.sampled_from(JOB_ORDERS),
+    st.integers(1, 4),
+    st.sampled_from(WALKS),
 )
 def test_both_builders_give_the_same_jobs_in_an_allowed_order(problem, seed, order, groups, walk):
     ids = parse_routing(problem.routing).draw(problem, seed)
@@ -80,7 +70,7 @@ def test_both_builders_give_the_same_jobs_in_an_allowed_order(problem, seed, ord
 
 
 @settings(max_examples=40, deadline=None)
-@given(problems(), st.integers(0, 1000))
+@given(problems(family="gemm_combine"), st.integers(0, 1000))
 def test_tables_follow_from_the_slots_that_ranks_tell_each_other(problem, seed):
     ids = parse_routing(problem.routing).draw(problem, seed)
     schedules = [tables_torch.build(torch.as_tensor(ids), problem, rank) for rank in range(problem.world)]
@@ -103,7 +93,7 @@ def test_a_row_that_nobody_holds_has_no_owner():
 
 
 @settings(max_examples=40, deadline=None)
-@given(problems(), st.integers(0, 1000))
+@given(problems(family="gemm_combine"), st.integers(0, 1000))
 def test_readiness_order_with_one_group_is_the_schedules_job_order(problem, seed):
     ids = parse_routing(problem.routing).draw(problem, seed)
     for rank in range(problem.world):
@@ -114,7 +104,7 @@ def test_readiness_order_with_one_group_is_the_schedules_job_order(problem, seed
 
 
 @settings(max_examples=40, deadline=None)
-@given(problems(), st.integers(0, 1000))
+@given(problems(family="gemm_combine"), st.integers(0, 1000))
 def test_partial_sums_of_all_ranks_add_up_to_each_token(problem, seed):
     """Runs the protocol on numbers: blocks land in a random order, jobs run when ready, watermarks rise once."""
     ids = parse_routing(problem.routing).draw(problem, seed)

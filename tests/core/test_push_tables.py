@@ -11,28 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_problems import problem_of, problems
 
 from tktune.core import push_tables, push_tables_check, push_tables_torch, tables
-from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
-
-
-def problem_of(world, local_experts, top_k, tokens, pad, routing="uniform") -> Problem:
-    shape = {"hidden": 64, "cols": 64, "experts": world * local_experts, "top_k": top_k, "tokens": tokens}
-    return Problem("dispatch_gemm", **shape, world=world, pad=pad, routing=routing)
-
-
-@st.composite
-def problems(draw) -> Problem:
-    world = draw(st.integers(1, 8))
-    local = draw(st.integers(1, 5))
-    experts = world * local
-    top_k = draw(st.integers(1, min(experts, 6)))
-    kinds = ["uniform", "zipf:1.2", f"hot:0.8@{experts - 1}", "one:0"]
-    if experts > top_k:
-        kinds.append("empty:0")
-    pad = draw(st.sampled_from([8, 16, 32]))
-    return problem_of(world, local, top_k, draw(st.integers(1, 30)), pad, draw(st.sampled_from(kinds)))
 
 
 def built(ids, problem):

@@ -13,7 +13,7 @@ from tktune.cli.tuning import present
 from tktune.core import device_cuda
 from tktune.core.device import PRESETS, DeviceClass, device_class
 from tktune.core.device_cuda import gpus_for
-from tktune.core.errors import DeviceAbsent
+from tktune.core.errors import DeviceAbsent, WordsError
 from tktune.core.policy import serving_policy
 from tktune.core.problem import Problem
 from tktune.core.rehearsal import NAMES, rehearsal, rehearsal_name, serves
@@ -73,7 +73,7 @@ def test_its_name_means_this_hosts_gpu_and_a_preset_where_there_is_none(host):
     assert device_class(NAME) == rehearsal(HOPPER, "sm_120a")
     host()
     assert device_class(NAME) == rehearsal(PRESETS["sm_90a"], "sm_120a")
-    with pytest.raises(DeviceAbsent, match=NAME):
+    with pytest.raises(WordsError, match=NAME):
         device_class("sm_121a-rehearsed")
 
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tktune.core.config import Config
 from tktune.core.device import PRESETS
 from tktune.core.errors import NothingFeasible, WordsError
+from tktune.core.feasible import SAME_BEHAVIOUR
 from tktune.core.problem import Problem
-from tktune.core.space import SAME_BEHAVIOUR, Constraint, Parameter, Space
+from tktune.core.space import Constraint, Parameter, Space
 
 PROBLEM = Problem("dispatch_gemm", 96, 64, 8, 2, 4, world=2, pad=64)
 DEVICE = PRESETS["sm_90a"]

@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from tktune.build.cache import ArtifactCache
 from tktune.core.build_spec import BuildSpec
 from tktune.core.device import device_class
 from tktune.core.problem import Problem
@@ -25,6 +26,19 @@ def spec_of(arch: str, problem: Problem, **changes: Any) -> BuildSpec:
     config = space.default_config().replace(**changes)
     assert space.broken(config) == [], space.broken(config)
     return bench.build_spec(space.build_part(config), problem, device)
+
+
+def built_as_predicted(cache: ArtifactCache, spec: BuildSpec) -> Path:
+    """The cubin: without spills, stack or calls, and within the formulas' registers."""
+    (outcome,) = cache.build([spec])
+    assert outcome.ok, outcome.error_sentence
+    assert outcome.mismatches == ()
+    facts = outcome.artifact.facts
+    assert facts["spill_store_bytes"] == facts["spill_load_bytes"] == facts["stack_bytes"] == 0
+    assert facts["syscalls"] == []
+    assert facts["registers"] <= spec.facts["registers"]
+    path: Path = outcome.artifact.path
+    return path
 
 
 def device_words(cubin: Path, symbol: str) -> list[int]:

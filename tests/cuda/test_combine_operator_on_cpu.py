@@ -17,7 +17,7 @@ from tktune.core.problem import Problem
 from tktune.families.dispatch_gemm.tables_cuda import DeviceTables
 from tktune.families.gemm_combine.plan_globals import Listing
 from tktune.families.gemm_combine.tables_cuda import DeviceCombineTables
-from tktune.runtime import cuda_combine_library, cuda_combine_operator
+from tktune.runtime import cuda_combine_library
 from tktune.runtime.cuda_combine_operator import CudaCombineOperator
 from tktune.runtime.cuda_dispatch_plan import CudaDispatchPlan
 
@@ -159,15 +159,6 @@ def test_what_does_not_fit_is_told(operator):
     narrow = CudaDispatchPlan(DeviceTables(PROBLEM, 16, CPU), 0)
     with pytest.raises(ProblemError, match="schedule is for 16 rows"):
         operator.plan(None, topk_weights, schedule=narrow)
-
-
-def test_a_capacity_is_whole_pad_blocks_and_never_more_than_the_worst():
-    choice = types.SimpleNamespace(problem=PROBLEM)
-    capacity = cuda_combine_operator._capacity
-    assert capacity(choice, None) == capacity(choice, 10**9) == PROBLEM.capacity_rows
-    assert capacity(choice, 17) == 32
-    with pytest.raises(ProblemError, match="no row"):
-        capacity(choice, 0)
 
 
 def test_the_vectorised_tables_are_what_the_stand_in_reads():

@@ -7,17 +7,16 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import subprocess
-from pathlib import Path
 
+import lane_programs
 import numpy as np
 import pytest
 
 from tktune.core import combine_tables, tables
-from tktune.core.paths import csrc_root
 from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
 
-HERE = Path(__file__).parent
+REAL = ["comm/combine_plan.cuh", "comm/combine_plan_config.cuh", "abi.h"]
 UNTOUCHED = -77
 FORMS = {"prereduce": 0, "pull": 1}
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not on PATH")
@@ -34,28 +33,15 @@ inline uint64_t add_acquire_release(uint64_t* word, uint64_t value) {
 
 
 def compiled(folder, mistake=None):
-    shutil.copytree(HERE / "plan_lanes", folder, dirs_exist_ok=True)
-    shutil.copytree(HERE / "combine_plan_lanes", folder, dirs_exist_ok=True)
-    for name in ("combine_plan.cuh", "combine_plan_config.cuh"):  # the real ones
-        shutil.copy(csrc_root() / "comm" / name, folder / "comm" / name)
-    shutil.copy(csrc_root() / "abi.h", folder / "abi.h")
+    lane_programs.laid_out(folder, ["plan_lanes", "combine_plan_lanes"], REAL)
     spin = folder / "tile" / "spin.cuh"
     spin.write_text(
         spin.read_text().replace("enum class wait_word { ids, blocks };", "enum class wait_word { weights };")
     )
     (folder / "comm" / "blocks.cuh").write_text('#pragma once\n#include "../tile/spin.cuh"\n' + BLOCKS)
     if mistake is not None:
-        text, instead = mistake
-        source = folder / "comm" / "combine_plan.cuh"
-        assert source.read_text().count(text) == 1, mistake
-        source.write_text(source.read_text().replace(text, instead))
-    program = folder / "main"
-    command = ["g++", "-std=c++20", "-O2", "-Wall", "-Wno-unknown-pragmas", "-I", str(folder)]
-    done = subprocess.run(
-        [*command, str(folder / "main.cpp"), "-o", str(program)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return program
+        lane_programs.plant(folder, REAL, *mistake)
+    return lane_programs.compiled(folder, "-O2")
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +112,7 @@ def build(runner, folder, problem, words, ids, weights, *, blocks, seed=0, empty
             content += b"".join(np.ascontiguousarray(array, np.int32).tobytes() for array in arrays)
             content += weights[plan][rank].tobytes()
     (folder / "in").write_bytes(content)
-    done = subprocess.run(
-        [str(runner), str(folder / "in"), str(folder / "out")], capture_output=True, text=True, timeout=120
-    )
+    done = lane_programs.ran(runner, folder / "in", folder / "out")
     assert done.returncode == 0, done.stderr
     said = np.fromfile(folder / "out", np.int32).reshape(len(ids), problem.world, -1)
     outcome = []

@@ -38,8 +38,7 @@ class TorchOperator(CudaOperator):
         self._make_out = lambda: torch.empty(self._out_shape, dtype=torch.bfloat16)
         self.calls = 0
         self._launches = {}
-        self.number = next(cuda_operator._numbers)
-        cuda_operator._OPERATORS[self.number] = self
+        self.number = cuda_operator.OPERATORS.enter(self)
 
     def enqueue(self, x, weights, out, workspace, address, rows):
         self.calls += 1
@@ -49,7 +48,7 @@ class TorchOperator(CudaOperator):
         assert workspace[:2].tolist() == [0, 0]
 
     def close(self):
-        cuda_operator._OPERATORS.pop(self.number, None)
+        cuda_operator.OPERATORS.leave(self.number)
 
 
 @pytest.fixture

@@ -6,49 +6,33 @@ rows are. Mistakes planted in the source are caught.
 from __future__ import annotations
 
 import shutil
-import struct
-import subprocess
-from pathlib import Path
 
-import numpy as np
+import lane_programs
 import pytest
+from lane_programs import int32_file, ran
 
 from tktune.core import tables
 from tktune.core.paths import csrc_root
 from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
 
-LANES = Path(__file__).with_name("lanes")
+REAL = [f"comm/{name}.cuh" for name in ("row_ring", "dispatch", "dispatch_config")]
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not on PATH")
 
 
 def compiled(folder, form, mistake=None):
-    """The role's program; `mistake` is a text of dispatch.cuh and what stands there instead."""
-    shutil.copytree(LANES, folder, dirs_exist_ok=True)
-    for name in ("dispatch.cuh", "dispatch_config.cuh"):  # the real ones, beside the stand-ins
-        shutil.copy(csrc_root() / "comm" / name, folder / "comm" / name)
+    """The role's program; `mistake` is a text of its source and what stands there instead."""
+    lane_programs.laid_out(folder, ["lanes"], REAL)
     if mistake is not None:
-        source = folder / "comm" / "dispatch.cuh"
-        text = source.read_text()
-        assert text.count(mistake[0]) == 1, mistake
-        source.write_text(text.replace(*mistake))
-    program = folder / "main"
-    command = ["g++", "-std=c++20", "-O2", "-Wall", "-Wno-unknown-pragmas", "-I", str(folder)]
-    command += [f"-DINDEXED={int(form == 'indexed')}", "-I", str(csrc_root())]
-    command += [str(folder / "main.cpp"), "-o", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return program
+        lane_programs.plant(folder, REAL, *mistake)
+    return lane_programs.compiled(
+        folder, "-O2", f"-DINDEXED={int(form == 'indexed')}", "-I", str(csrc_root())
+    )
 
 
 @pytest.fixture(scope="module")
 def runners(tmp_path_factory):
     return {form: compiled(tmp_path_factory.mktemp(form), form) for form in ("gathered", "indexed")}
-
-
-def ran(program, path, words):
-    command = [str(program), str(path), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def tables_file(path, problem, rank, routing, seed, form="gathered"):
@@ -59,10 +43,7 @@ def tables_file(path, problem, rank, routing, seed, form="gathered"):
         *(problem.hidden, problem.pad, problem.world, problem.tokens, rank),
     ]
     slack = built.own_slack if form == "indexed" else built.slack
-    arrays = (head, built.pull_indices, built.pull_tokens, built.pull_slots, slack)
-    flat = [np.asarray(array, np.int32).reshape(-1) for array in arrays]
-    path.write_bytes(b"".join(struct.pack("<i", len(one)) + one.tobytes() for one in flat))
-    return path
+    return int32_file(path, (head, built.pull_indices, built.pull_tokens, built.pull_slots, slack))
 
 
 PROBLEMS = [
@@ -105,7 +86,7 @@ def test_every_row_arrives_before_it_is_counted(runners, tmp_path, form, head, s
         for rank in {0, problem.world - 1}:
             path = tables_file(tmp_path / "tables", problem, rank, routing, number, form)
             words = launch_words(problem, head, shape, 11 * number + rank)
-            done = ran(runners[form], path, words)
+            done = ran(runners[form], path, *words)
             assert done.returncode == 0, f"{problem} {routing} rank {rank} {words}: {done.stderr}"
 
 
@@ -114,30 +95,21 @@ def test_the_check_would_notice_a_slot_that_is_reused_too_early(runners, tmp_pat
     """With as many unread slots as there are, the wait no longer protects the slot that is loaded next."""
     problem, routing = PROBLEMS[0]
     path = tables_file(tmp_path / "tables", problem, 0, routing, 0, form)
-    assert ran(runners[form], path, (2**31 - 1, 1, 1, 2, 8, 2, 1, 4, 0, 0, 0, 1)).returncode == 1
+    assert ran(runners[form], path, 2**31 - 1, 1, 1, 2, 8, 2, 1, 4, 0, 0, 0, 1).returncode == 1
 
 
-FULL_WAIT = "at_most<kMostOpen>(pending, [](auto n) { tma::store_async_wait<n.value>(); });"
-READ_WAIT = "at_most<kMostOpen>(unread, [](auto n) { tma::store_async_read_wait<n.value>(); });"
+FULL_WAIT = "wait_performed(pending);"
+LAST = "        close_slots(full, team.slots);\n"
 MISTAKES = {
-    "a row is counted when its slot was read": (
-        FULL_WAIT,
-        "at_most<kMostOpen>(pending, [](auto n) { tma::store_async_read_wait<n.value>(); });",
-    ),
-    "a row is counted before the wait": (
-        "if (lane_id() == 0) " + FULL_WAIT,
-        "if (pending == 0) " + FULL_WAIT,
-    ),
-    "a slot is freed before its stores have read it": ("if (lane_id() == 0) " + READ_WAIT, ""),
+    "a row is counted when its slot was read": (FULL_WAIT, "wait_read(pending);"),
+    "a row is counted before the wait": (FULL_WAIT, f"if (pending == 0) {FULL_WAIT}"),
+    "a slot is freed before its stores have read it": ("wait_read(unread);", ""),
     "one store too many is thought read": ("freed = stored - unread;", "freed = stored - unread + 1;"),
     "one store too many is thought performed": (
         "for (; retired < stored - pending; ++retired)",
         "for (; retired < min(stored, stored - pending + 1); ++retired)",
     ),
-    "the last stores are not waited for": (
-        "        retire(0);\n        if (lane_id() == 0) {  // whoever",
-        "        if (lane_id() == 0) {  // whoever",
-    ),
+    "the last stores are not waited for": (f"        retire(0);\n{LAST}", LAST),
     "a row is counted with its first piece": ("if (last_piece(retired))", "if (first_piece(retired))"),
     "an opening block leaves before its rows are there": (
         "look(G.arrivals + until.first + lane_id()) >= G.gemm.pad",
@@ -186,6 +158,6 @@ def test_a_mistake_in_the_role_is_caught(tmp_path, form, name, mistake):
             (2, 2, 3, 2, 1, 2, 4, 1, MANY, 2),
             (3, 2, 3, 2, 1, 2, 1, 2, MANY, 1),
         ):
-            if ran(program, path, launch_words(problem, 48, shape, number)).returncode not in (0, 2):
+            if ran(program, path, *launch_words(problem, 48, shape, number)).returncode not in (0, 2):
                 return
     pytest.fail(f"nothing notices when {name}")

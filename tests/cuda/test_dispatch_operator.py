@@ -19,9 +19,10 @@ from tktune.core.errors import ProblemError, RanksDisagree, TktuneError
 from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
 from tktune.families.dispatch_gemm.tables_cuda import DeviceTables
-from tktune.runtime import cuda_dispatch_library, cuda_dispatch_operator, cuda_exchange
+from tktune.runtime import cuda_dispatch_library, cuda_exchange
 from tktune.runtime.cuda_dispatch_operator import CudaDispatchOperator
 from tktune.runtime.cuda_dispatch_plan import CudaDispatchPlan
+from tktune.runtime.cuda_ranks_operator import capacity_of
 
 CPU = torch.device("cpu")
 PROBLEM = Problem("dispatch_gemm", 32, 16, 8, 3, 20, world=2, pad=16)
@@ -82,11 +83,12 @@ class TorchOperator(CudaDispatchOperator):
     def __init__(self):
         self.problem = Problem("dispatch_gemm", 32, 16, 4, 2, 20, world=1, pad=16)
         self.capacity = self.problem.capacity_rows
-        self._out_shape, self._device = (self.capacity, 16), CPU
+        self._out_shape = (self.capacity, 16)
+        self._seat = types.SimpleNamespace(device=CPU, rank=0, index=0)
         self._make_out = lambda: torch.empty(self._out_shape, dtype=torch.bfloat16)
         self._input = torch.zeros(20, 32, dtype=torch.bfloat16)
-        self.plans, self._rank = 0, 0
-        self.calls, self.number = 0, cuda_dispatch_library.enter(self)
+        self.plans = self.calls = 0
+        self.number = cuda_dispatch_library.enter(self)
 
     def enqueue_plan(self, ids, memory):
         self.plans += 1
@@ -170,11 +172,10 @@ def test_a_closed_operator_says_so(called):
 
 def test_a_capacity_is_whole_pad_blocks_and_never_more_than_the_worst():
     choice = types.SimpleNamespace(problem=PROBLEM)
-    capacity = cuda_dispatch_operator._capacity
-    assert capacity(choice, None) == capacity(choice, 10**9) == PROBLEM.capacity_rows
-    assert capacity(choice, 17) == 32
+    assert capacity_of(choice, None) == capacity_of(choice, 10**9) == PROBLEM.capacity_rows
+    assert capacity_of(choice, 17) == 32
     with pytest.raises(ProblemError, match="no row"):
-        capacity(choice, 0)
+        capacity_of(choice, 0)
 
 
 # Ranks that share files, each a process of its own.
@@ -192,13 +193,12 @@ def share(rank, rendezvous, broken, found):
         fds = cuda_exchange.shared_files(dist.group.WORLD)
     except TktuneError as error:
         found.put((rank, type(error).__name__, 0))
-        dist.destroy_process_group()
-        return
+        os._exit(0)  # gloo's own end may abort a process whose peer has left in the middle
     os.pwrite(fds[rank], bytes([65 + rank]), 0)
     dist.barrier()
     found.put((rank, os.pread(fds[1 - rank], 1, 0).decode(), os.fstat(fds[0]).st_nlink))
     dist.barrier()
-    dist.destroy_process_group()
+    os._exit(0)
 
 
 def shared_by_two(tmp_path, broken):

@@ -13,20 +13,20 @@ import torch
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (the extra `cuda`)")
 
+from seated_dispatch import play, seat
+
 from tktune.core.device import device_class
 from tktune.core.errors import WordsError
 from tktune.core.policy import Policy
 from tktune.core.problem import Problem
 from tktune.families.base import family
 from tktune.families.cuda import dispatch_globals as mirror
-from tktune.families.cuda.gemm_globals import Guard, View
 from tktune.families.dispatch_gemm import launch_cuda
 from tktune.families.dispatch_gemm.launch_cuda import CudaDispatchWorkbench
 from tktune.families.dispatch_gemm.launch_words import WAVE
-from tktune.families.dispatch_gemm.plan_cuda import Workspace, make_plan
+from tktune.families.dispatch_gemm.plan_cuda import make_plan
 from tktune.families.dispatch_gemm.rows_cuda import walk_own_first
 
-CPU = torch.device("cpu")
 DEVICE = device_class("sm_90a")
 
 
@@ -75,38 +75,12 @@ class TorchStopwatch:
 def bench(monkeypatch):
     problem = Problem("dispatch_gemm", 64, 40, 8, 3, 24, world=2, pad=16)
     made = CudaDispatchWorkbench.__new__(CudaDispatchWorkbench)
-    policy = Policy(launch_mode="direct", warmup=1)
-    made.seat = types.SimpleNamespace(device=DEVICE, rank=1, world=2, policy=policy)
-    made.problem, made._index = problem, 0
-    stream = torch.Generator().manual_seed(3)
-    made._weights = torch.randn(4, 64, 40, generator=stream).bfloat16() / 8
-    made._space = Workspace(problem, CPU)
-    made._plans, made._kept_bytes = launch_cuda.OrderedDict(), 1 << 30
-    made._everyone = Played.everyone = torch.zeros(48, 64, dtype=torch.bfloat16)
-    made._x, made._section_bytes = made._everyone[24:], 24 * 64 * 2
-    made._maps, made._patient = None, Guard(9.0)
-    made._control = types.SimpleNamespace(guard=Guard(1.0), launching=Nothing)
-    made._memory = types.SimpleNamespace(addresses=lambda offset: (0x1000 + offset, 0x2000 + offset))
-    made._sequence = torch.zeros(1, dtype=torch.int64)
-    facts = types.SimpleNamespace(cluster=1, threads=384, smem_bytes=205216)
-    made._module = types.SimpleNamespace(facts=facts, smem_bytes=232448, function="fused", meet="meet")
+    seat(made, problem, DEVICE, Policy(launch_mode="direct", warmup=1))
+    Played.everyone = made._everyone
     made._stopwatch = TorchStopwatch()
     Played.made, Played.spoil = [], None
-    monkeypatch.setattr(launch_cuda, "Launch", Played)
-    monkeypatch.setattr(
-        launch_cuda, "matrix_view", lambda maps, m, box: View(bytes(128), m.data_ptr(), *m.shape[-2:])
-    )
-    monkeypatch.setattr(launch_cuda, "current_stream", lambda index: 0)
-    monkeypatch.setattr(launch_cuda, "synchronize", lambda stream: None)
+    play(monkeypatch, Played)
     return made
-
-
-class Nothing:
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return False
 
 
 def config_of(bench, **changes):

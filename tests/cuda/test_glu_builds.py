@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cuda_artifacts import device_words, spec_of
+from cuda_artifacts import built_as_predicted, device_words, spec_of
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (the extra `cuda`)")
 
@@ -58,14 +58,7 @@ def cache(tmp_path_factory):
 
 
 def judged(cache, spec, form):
-    (outcome,) = cache.build([spec])
-    assert outcome.ok, outcome.error_sentence
-    assert outcome.mismatches == ()
-    facts = outcome.artifact.facts
-    assert facts["spill_store_bytes"] == facts["spill_load_bytes"] == facts["stack_bytes"] == 0
-    assert facts["syscalls"] == []
-    assert facts["registers"] <= spec.facts["registers"]
-    path = outcome.artifact.path
+    path = built_as_predicted(cache, spec)
     smem, threads, _, _ = device_words(path, "tktune_dispatch_gemm_facts")
     assert (smem, threads) == (spec.facts["smem_bytes"], spec.facts["threads"])
     assert device_words(path, "tktune_dispatch_gemm_glu_facts") == [CODES[form], glu_cuda.ARGUMENT_BYTES]

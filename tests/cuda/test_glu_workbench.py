@@ -5,13 +5,14 @@ which order, where the GEMM writes, and what a gate notices.
 from __future__ import annotations
 
 import struct
-import types
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (the extra `cuda`)")
+
+from seated_dispatch import play, seat
 
 from tktune.core.device import device_class
 from tktune.core.policy import Policy
@@ -21,12 +22,9 @@ from tktune.families.base import family
 from tktune.families.bf16 import swiglu_tolerance
 from tktune.families.cuda import dispatch_globals as mirror
 from tktune.families.cuda import gemm_globals
-from tktune.families.cuda.gemm_globals import Guard, View
 from tktune.families.dispatch_gemm import glu_cuda, launch_cuda
 from tktune.families.dispatch_gemm.launch_cuda import CudaDispatchWorkbench
-from tktune.families.dispatch_gemm.plan_cuda import Workspace
 
-CPU = torch.device("cpu")
 DEVICE = device_class("sm_90a")
 PROBLEM = Problem("dispatch_gemm", 64, 48, 8, 3, 24, world=2, pad=16, weight_layout="enk", finish="swiglu")
 NAMES = {mirror.FUSED: "fused", mirror.COMPUTE: "comp", mirror.COMMUNICATE: "comm"}
@@ -93,43 +91,13 @@ class TorchStopwatch:
         return [1.0]
 
 
-class Nothing:
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return False
-
-
 @pytest.fixture
 def bench(monkeypatch):
     made = CudaDispatchWorkbench.__new__(CudaDispatchWorkbench)
-    policy = Policy(launch_mode="direct", warmup=0)
-    made.seat = types.SimpleNamespace(device=DEVICE, rank=1, world=2, policy=policy)
-    made.problem, made._index = PROBLEM, 0
-    stream = torch.Generator().manual_seed(3)
-    made._weights = torch.randn(4, 48, 64, generator=stream).bfloat16() / 8
-    made._space = Workspace(PROBLEM, CPU)
-    made._plans, made._kept_bytes = launch_cuda.OrderedDict(), 1 << 30
-    made._everyone = torch.zeros(48, 64, dtype=torch.bfloat16)
-    made._x, made._section_bytes = made._everyone[24:], 24 * 64 * 2
-    made._maps, made._patient = None, Guard(9.0)
-    made._control = types.SimpleNamespace(guard=Guard(1.0), launching=Nothing)
-    made._memory = types.SimpleNamespace(addresses=lambda offset: (0x1000 + offset, 0x2000 + offset))
-    made._sequence = torch.zeros(1, dtype=torch.int64)
-    facts = types.SimpleNamespace(cluster=1, threads=384, smem_bytes=230400)
-    made._module = types.SimpleNamespace(
-        facts=facts, smem_bytes=232448, function="fused", meet="meet", glu_pass="glu"
-    )
+    seat(made, PROBLEM, DEVICE, Policy(launch_mode="direct", warmup=0), smem_bytes=230400)
     made._stopwatch = TorchStopwatch()
     Played.bench, Played.ran, Played.spoil = made, [], None
-    for module in (launch_cuda, glu_cuda):
-        monkeypatch.setattr(module, "Launch", Played)
-    monkeypatch.setattr(
-        launch_cuda, "matrix_view", lambda maps, m, box: View(bytes(128), m.data_ptr(), *m.shape[-2:])
-    )
-    monkeypatch.setattr(launch_cuda, "current_stream", lambda index: 0)
-    monkeypatch.setattr(launch_cuda, "synchronize", lambda stream: None)
+    play(monkeypatch, Played, glu_cuda)
     return made
 
 

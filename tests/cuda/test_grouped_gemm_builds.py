@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from cuda_artifacts import device_words, problem_of, spec_of
+from cuda_artifacts import built_as_predicted, device_words, problem_of, spec_of
 
 from tktune.build.cache import ArtifactCache
 from tktune.build.toolchain import nvcc_present
@@ -46,14 +46,9 @@ def cache(tmp_path_factory):
 )
 def test_a_variant_compiles_within_its_formulas(cache, arch, layout, changes):
     spec = spec_of(arch, problem_of(weight_layout=layout), **changes)
-    (outcome,) = cache.build([spec])
-    assert outcome.ok, outcome.error_sentence
-    assert outcome.mismatches == ()
-    facts = outcome.artifact.facts
-    assert facts["spill_store_bytes"] == facts["spill_load_bytes"] == facts["stack_bytes"] == 0
-    assert facts["syscalls"] == []
-    assert facts["registers"] <= spec.facts["registers"]
-    smem, threads, globals_bytes, cluster = device_words(outcome.artifact.path, "tktune_grouped_gemm_facts")
+    smem, threads, globals_bytes, cluster = device_words(
+        built_as_predicted(cache, spec), "tktune_grouped_gemm_facts"
+    )
     assert (smem, threads) == (spec.facts["smem_bytes"], spec.facts["threads"])
     assert globals_bytes == GLOBALS_BYTES
     assert cluster == changes.get("CLUSTER", 1)

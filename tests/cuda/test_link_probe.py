@@ -168,6 +168,7 @@ def test_the_check_would_notice_a_slot_that_is_reused_too_early(runner):
 def bench(monkeypatch):
     torch = pytest.importorskip("torch")
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (the extra `cuda`)")
+    from tktune.families.cuda import ranks_workbench
     from tktune.families.cuda.symmetric import HEADER_BYTES
     from tktune.families.link_probe import launch_cuda
 
@@ -220,7 +221,8 @@ def bench(monkeypatch):
                 copy(self.arguments, True)
                 made.spoil(memories)
 
-    monkeypatch.setattr(launch_cuda, "Launch", Played)
+    for module in (launch_cuda, ranks_workbench):
+        monkeypatch.setattr(module, "Launch", Played)
     monkeypatch.setattr(launch_cuda, "current_stream", lambda index: 0)
     monkeypatch.setattr(launch_cuda, "synchronize", lambda stream: None)
     made.target_at = (HEADER_BYTES + space.SOURCE_BYTES) // 4

@@ -6,18 +6,15 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
+from lane_programs import compiled, laid_out, ran
 
 from tktune.core import tables, tables_torch
-from tktune.core.paths import csrc_root
 from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
 
-LANES = Path(__file__).with_name("plan_lanes")
 UNTOUCHED = -77
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not on PATH")
 
@@ -25,17 +22,8 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plan_lanes")
-    shutil.copytree(LANES, folder, dirs_exist_ok=True)
-    for name in ("plan.cuh", "plan_config.cuh"):  # the real ones, beside the stand-ins
-        shutil.copy(csrc_root() / "comm" / name, folder / "comm" / name)
-    shutil.copy(csrc_root() / "abi.h", folder / "abi.h")
-    program = folder / "main"
-    command = ["g++", "-std=c++20", "-O2", "-Wall", "-Wno-unknown-pragmas", "-I", str(folder)]
-    done = subprocess.run(
-        [*command, str(folder / "main.cpp"), "-o", str(program)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return program
+    laid_out(folder, ["plan_lanes"], ["comm/plan.cuh", "comm/plan_config.cuh", "abi.h"])
+    return compiled(folder, "-O2")
 
 
 def sizes(problem, capacity):
@@ -67,8 +55,7 @@ def build(runner, folder, problem, ids, *, blocks, seed=0, id_bytes=4, capacity=
     head = (problem.world, problem.tokens, problem.top_k, problem.experts, problem.pad, capacity)
     head = np.array([*head, id_bytes, blocks, plans, seed, int(in_place)], np.int32)
     (folder / "in").write_bytes(head.tobytes() + np.asarray(ids, np.int32).tobytes())
-    command = [str(runner), str(folder / "in"), str(folder / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = ran(runner, folder / "in", folder / "out")
     assert done.returncode == 0, done.stderr
     said = np.fromfile(folder / "out", np.int32).reshape(plans, problem.world, -1)
     outcome = []

@@ -6,50 +6,33 @@ its rows, launch after launch. Mistakes planted in the source are caught.
 from __future__ import annotations
 
 import shutil
-import struct
-import subprocess
-from pathlib import Path
 
-import numpy as np
+import lane_programs
 import pytest
+from lane_programs import int32_file, ran
 
 from tktune.core import push_tables, tables
 from tktune.core.paths import csrc_root
 from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
 
-HERE = Path(__file__).parent
+REAL = [
+    f"comm/{name}.cuh"
+    for name in ("row_ring", "dispatch", "dispatch_config", "push", "push_config", "scatter")
+]
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not on PATH")
 
 
 def compiled(folder, world, form="indexed", mistake=None):
-    """The program for `world` ranks; `mistake` is a text of one role's source and what stands there instead."""
-    for stand_ins in ("lanes", "push_lanes"):
-        shutil.copytree(HERE / stand_ins, folder, dirs_exist_ok=True)
-    real = ("dispatch.cuh", "dispatch_config.cuh", "push.cuh", "push_config.cuh", "scatter.cuh")
-    for name in real:
-        shutil.copy(csrc_root() / "comm" / name, folder / "comm" / name)
+    """The program for `world` ranks; `mistake` is a text of a role's source, what stands there instead, and in which
+    header where several have it.
+    """
+    lane_programs.laid_out(folder, ["lanes", "push_lanes"], REAL)
     if mistake is not None:
-        name = "scatter.cuh" if mistake[0] in (folder / "comm" / "scatter.cuh").read_text() else "push.cuh"
-        name = mistake[2] if len(mistake) > 2 else name
-        source = folder / "comm" / name
-        text = source.read_text()
-        assert text.count(mistake[0]) == 1, mistake
-        source.write_text(text.replace(*mistake[:2]))
-    program = folder / "main"
-    command = ["g++", "-std=c++20", "-O0", "-Wall", "-Wno-unknown-pragmas", "-I", str(folder)]
-    command += [
-        f"-DRANKS={world}",
-        f"-DINDEXED={int(form == 'indexed')}",
-        "-I",
-        str(csrc_root()),
-        str(folder / "main.cpp"),
-        "-o",
-        str(program),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return program
+        text, instead, *names = mistake
+        lane_programs.plant(folder, [f"comm/{name}" for name in names] or REAL, text, instead)
+    defines = (f"-DRANKS={world}", f"-DINDEXED={int(form == 'indexed')}")
+    return lane_programs.compiled(folder, "-O0", *defines, "-I", str(csrc_root()))
 
 
 def tables_file(path, problem, seed, form="indexed"):
@@ -63,14 +46,7 @@ def tables_file(path, problem, seed, form="indexed"):
         arrays += [push.tokens, push.blocks, push.expected, push.gate_sources]
         slack = here.own_slack if form == "indexed" else here.slack
         arrays += [here.pull_indices, here.pull_tokens, here.pull_slots, slack]
-    flat = [np.asarray(array, np.int32).reshape(-1) for array in arrays]
-    path.write_bytes(b"".join(struct.pack("<i", len(one)) + one.tobytes() for one in flat))
-    return path
-
-
-def ran(program, path, words):
-    command = [str(program), str(path), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return int32_file(path, arrays)
 
 
 def problem_of(world, *shape, pad, routing="uniform"):
@@ -109,7 +85,7 @@ def test_nothing_is_ahead_of_its_rows(tmp_path, world, form):
     for number, problem in enumerate(PROBLEMS[world]):
         path = tables_file(tmp_path / "tables", problem, number, form)
         for shape, pushing in list(zip(SHAPES, PUSHING, strict=True))[: 2 if world == 8 else 6]:
-            done = ran(program, path, (*shape, 7 * number + 1, pushing))
+            done = ran(program, path, *shape, 7 * number + 1, pushing)
             assert done.returncode == 0, f"{problem} {shape}: {done.stderr}"
 
 
@@ -117,12 +93,12 @@ def test_the_check_would_notice_a_slot_that_is_reused_too_early(tmp_path):
     early = ("freed = stored - unread;", "freed = stored;", "push.cuh")
     program = compiled(tmp_path, 2, "indexed", early)
     path = tables_file(tmp_path / "tables", PROBLEMS[2][0], 0)
-    assert ran(program, path, (*SHAPES[1], 1, 1)).returncode == 1
+    assert ran(program, path, *SHAPES[1], 1, 1).returncode == 1
 
 
 COUNTED = "for (; retired < stored - open; ++retired)"
 FULL_WAIT = "tma::store_async_wait<n.value>()"
-LAST = "        retire(0);\n        if (lane_id() == 0) {  // whoever"
+LAST = "        retire(0);\n        close_slots(full, G.warp_slots);"
 FLAG = "announce_fenced(G.flags[its_to] + static_cast<int64_t>(block) * Globals::world + me, *G.sequence);"
 MISTAKES = {
     "a row is counted before its store is performed": (COUNTED, COUNTED.replace(" - open", "")),
@@ -213,8 +189,8 @@ GATHERED_MISTAKES = {
     "peers' rows are taken for own ones": ("return row / tokens == me; }", "return row / tokens != me; }"),
     "a row is counted before it is stored": (COUNTED, COUNTED.replace(" - open", ""), "scatter.cuh"),
     "a row is counted when its stores have read it": (
-        FULL_WAIT,
-        FULL_WAIT.replace("async_", "async_read_"),
+        "wait_performed(open);",
+        "wait_read(open);",
         "scatter.cuh",
     ),
     "a slot is loaded before it is free": ("freed = stored - unread;", "freed = stored;", "scatter.cuh"),
@@ -222,7 +198,7 @@ GATHERED_MISTAKES = {
         "            if (stored < loaded)\n                advance();\n            else if",
         "if",
     ),
-    "a scattering slot forgets whose row it holds": ("held = first + lane;", "held = first;"),
+    "a scattering slot forgets whose row it holds": ("held = first + lane;", "held = first;", "scatter.cuh"),
     "a row goes to its first slot only": (
         "left; left &= left - 1) {\n                const int64_t",
         "left; left = 0) {\nconst int64_t",
@@ -236,7 +212,7 @@ def told(folder, form, mistake):
     program = compiled(folder, 3, form, mistake)
     for seed in range(6):
         path = tables_file(folder / "tables", PROBLEMS[3][seed % 2], seed, form)
-        if ran(program, path, (*SHAPES[0], seed, PUSHING[0])).returncode not in (0, 2):
+        if ran(program, path, *SHAPES[0], seed, PUSHING[0]).returncode not in (0, 2):
             return True
     return False
 

@@ -14,6 +14,8 @@ import torch
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (the extra `cuda`)")
 
+from seated_dispatch import play, seat
+
 from tktune.core import push_tables
 from tktune.core.device import device_class
 from tktune.core.errors import ProblemError, WordsError
@@ -24,15 +26,12 @@ from tktune.core.routing import parse_routing
 from tktune.families.base import family
 from tktune.families.cuda import dispatch_globals as mirror
 from tktune.families.cuda import push_globals
-from tktune.families.cuda.gemm_globals import Guard, View
 from tktune.families.dispatch_gemm import launch_cuda
 from tktune.families.dispatch_gemm.fused_launch import fused_launch
 from tktune.families.dispatch_gemm.launch_cuda import CudaDispatchWorkbench
-from tktune.families.dispatch_gemm.plan_cuda import Workspace
 from tktune.families.dispatch_gemm.push_cuda import PushMemory
 from tktune.runtime.cuda_dispatch_operator import CudaDispatchOperator
 
-CPU = torch.device("cpu")
 DEVICE = device_class("sm_90a")
 PROBLEM = Problem("dispatch_gemm", 64, 40, 8, 3, 24, world=2, pad=16)
 SECTIONS, FLAGS = launch_cuda.HEADER_BYTES, 0x900000
@@ -60,21 +59,10 @@ class Bench(CudaDispatchWorkbench):
     """One whose launches are played: a fused one brings every row, output and flag; `spoil` then has its say."""
 
     def __init__(self, spoil=None):
-        self.seat = types.SimpleNamespace(device=DEVICE, rank=RANK, world=2, policy=None)
-        self.problem, self._index, self._spoil = PROBLEM, 0, spoil
-        stream = torch.Generator().manual_seed(3)
-        self._weights = torch.randn(4, 64, 40, generator=stream).bfloat16() / 8
-        self._space = Workspace(PROBLEM, CPU)
-        self._plans, self._kept_bytes = launch_cuda.OrderedDict(), 1 << 30
-        self._everyone = torch.zeros(48, 64, dtype=torch.bfloat16)
-        self._x, self._section_bytes = self._everyone[24:], 24 * 64 * 2
-        self._maps, self._patient = None, Guard(9.0)
-        self._control = types.SimpleNamespace(guard=Guard(1.0), launching=Nothing)
+        seat(self, PROBLEM, DEVICE, None)
+        self._spoil = spoil
         self._memory = Memory()
-        self._sequence = torch.zeros(1, dtype=torch.int64)
         self._push = PushMemory(PROBLEM, self._memory, SECTIONS, FLAGS, self._sequence)
-        facts = types.SimpleNamespace(cluster=1, threads=384, smem_bytes=205216)
-        self._module = types.SimpleNamespace(facts=facts, smem_bytes=232448, function="fused", meet="meet")
         self.made = []
 
     def launch(self, function, grid, threads, smem_bytes, arguments, kept=()):
@@ -101,23 +89,11 @@ class Bench(CudaDispatchWorkbench):
         return play
 
 
-class Nothing:
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return False
-
-
 @pytest.fixture
 def benched(monkeypatch):
     def made(spoil=None):
         bench = Bench(spoil)
-        monkeypatch.setattr(launch_cuda, "Launch", bench.launch)
-        view = lambda maps, m, box: View(bytes(128), m.data_ptr(), *m.shape[-2:])  # noqa: E731
-        monkeypatch.setattr(launch_cuda, "matrix_view", view)
-        monkeypatch.setattr(launch_cuda, "current_stream", lambda index: 0)
-        monkeypatch.setattr(launch_cuda, "synchronize", lambda stream: None)
+        play(monkeypatch, bench.launch)
         return bench
 
     return made

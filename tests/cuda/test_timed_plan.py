@@ -12,19 +12,20 @@ import torch
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (the extra `cuda`)")
 
+from seated_dispatch import CPU, play, seat
+
 from tktune.core.device import device_class
 from tktune.core.policy import Policy
 from tktune.core.problem import Problem
 from tktune.families.base import family
 from tktune.families.cuda import dispatch_globals as mirror
 from tktune.families.cuda import plan_globals
-from tktune.families.cuda.gemm_globals import Guard, View
-from tktune.families.dispatch_gemm import launch_cuda, planner_cuda, timed_plan
+from tktune.families.cuda.gemm_globals import Guard
+from tktune.families.dispatch_gemm import planner_cuda, timed_plan
 from tktune.families.dispatch_gemm.launch_cuda import CudaDispatchWorkbench
-from tktune.families.dispatch_gemm.plan_cuda import Workspace, make_plan
+from tktune.families.dispatch_gemm.plan_cuda import make_plan
 from tktune.families.dispatch_gemm.timed_plan import TimedPlans
 
-CPU = torch.device("cpu")
 PROBLEM = Problem("dispatch_gemm", 64, 40, 8, 3, 24, world=2, pad=16)
 TABLES = ("words", "pull_indices", "pull_tokens", "pull_slots", "slack", "own_slack", "walk")
 
@@ -50,14 +51,6 @@ class Launched:
             self.log.spoil()
 
 
-class Nothing:
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return False
-
-
 class Watch:
     def time(self, work, iterations, warmup, before=None):
         for _ in range(warmup + iterations):
@@ -70,34 +63,12 @@ class Watch:
 def seated(monkeypatch):
     log = types.SimpleNamespace(made=[], called=[], spoil=lambda: None)
     made = CudaDispatchWorkbench.__new__(CudaDispatchWorkbench)
-    policy = Policy(warmup=1, include_plan=True)
-    made.seat = types.SimpleNamespace(device=device_class("sm_90a"), rank=1, world=2, policy=policy)
-    made.problem, made._index = PROBLEM, 0
-    made._weights = torch.randn(4, 64, 40, generator=torch.Generator().manual_seed(3)).bfloat16() / 8
-    made._space = Workspace(PROBLEM, CPU)
-    made._plans, made._kept_bytes = launch_cuda.OrderedDict(), 1 << 30
-    made._everyone = torch.zeros(48, 64, dtype=torch.bfloat16)
-    made._x, made._section_bytes = made._everyone[24:], 24 * 64 * 2
-    made._maps, made._patient = None, Guard(9.0, rank=1)
-    made._control = types.SimpleNamespace(guard=Guard(1.0), launching=Nothing)
-    made._memory = types.SimpleNamespace(addresses=lambda offset: (0x1000 + offset, 0x2000 + offset))
-    made._sequence = torch.zeros(1, dtype=torch.int64)
-    facts = types.SimpleNamespace(cluster=1, threads=384, smem_bytes=205216)
-    made._module = types.SimpleNamespace(facts=facts, smem_bytes=232448, function="fused", meet="meet")
+    policy = Policy(launch_mode="direct", warmup=1, include_plan=True)
+    seat(made, PROBLEM, device_class("sm_90a"), policy)
     made._stopwatch = Watch()
     made._timed_plans = log.timed = TimedPlans(PROBLEM, (0x5000, 0x6000), Guard(9.0, rank=1), CPU)
-    monkeypatch.setattr(launch_cuda, "Launch", lambda *words: Launched(log, *words))
-    monkeypatch.setattr(planner_cuda, "Launch", lambda *words: Launched(log, *words))
-    monkeypatch.setattr(
-        launch_cuda, "Graph", lambda work: types.SimpleNamespace(__call__=work, close=lambda: None)
-    )
+    play(monkeypatch, lambda *words: Launched(log, *words), planner_cuda)
     monkeypatch.setattr(timed_plan, "plan_entry", lambda module, nbytes: "plan")
-    monkeypatch.setattr(
-        launch_cuda, "matrix_view", lambda maps, m, box: View(bytes(128), m.data_ptr(), *m.shape[-2:])
-    )
-    monkeypatch.setattr(launch_cuda, "current_stream", lambda index: 0)
-    monkeypatch.setattr(launch_cuda, "synchronize", lambda stream: None)
-    made.seat.policy = Policy(launch_mode="direct", warmup=1, include_plan=True)
     return made, log
 
 

@@ -7,6 +7,7 @@ import os
 import selectors
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tktune.core.policy import Policy
 from tktune.core.problem import Problem
 from tktune.families.base import RankSeat, family
 from tktune.families.control_page import ControlPage
+from tktune.gang.gang import Gang
 from tktune.gang.protocol import seat_to_json
 
 needs_two = pytest.mark.skipif(
@@ -29,6 +31,16 @@ needs_two = pytest.mark.skipif(
 
 # The class that rehearses sm_120a on Hopper devices: mma.sync, 99 KB, 110 SMs.
 REHEARSAL = DeviceClass("cuda", "sm_90", 110, 101376, 50331648, "nvlink", remote_atomics=False)
+
+
+# Shapes beyond the default one, by name, and where their tokens go.
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "small": {},
+    "ragged": {"hidden": 320, "cols": 328, "experts": 6, "top_k": 3, "tokens": 77, "weight_layout": "ekn"},
+    "one_expert": {"experts": 4, "top_k": 1, "tokens": 50},  # a rank may get nothing at all
+    "long_rows": {"hidden": 7168, "cols": 256, "experts": 64, "top_k": 8, "tokens": 64},
+}
+ROUTINGS = ("uniform", "empty:0", "hot:0.9@3", "one:3", "zipf:1.2")
 
 
 def dispatch_problem(**changes: Any) -> Problem:
@@ -56,6 +68,50 @@ def build_all(
         assert outcome.artifact is not None, outcome.error_sentence
         made.append((outcome.artifact, part))
     return made
+
+
+def gated(
+    gang: Gang,
+    configs: Sequence[Config],
+    built: Sequence[tuple[Artifact, Config]],
+    launches: Sequence[Mapping[str, Any]],
+    routings: Sequence[str],
+) -> None:
+    """Every config in every launch under every routing, with fresh inputs each, gives the reference."""
+    seed = 0
+    for config, (artifact, part) in zip(configs, built, strict=True):
+        loaded = gang.load(artifact.path, artifact.sha256, part)
+        assert loaded.ok and loaded.sentence == "", loaded
+        for launch in launches:
+            for routing in routings:
+                seed += 1
+                outcome = gang.gate(config.replace(**launch), routing, seed)
+                assert outcome.ok, f"{dict(config)} {launch} {routing}: {outcome.sentence}"
+
+
+def gated_for_a_hundred_rounds(
+    gang: Gang, config: Config, launches: Sequence[Mapping[str, Any]], routings: Sequence[str]
+) -> None:
+    for seed in range(100):
+        launch = launches[seed % len(launches)]
+        outcome = gang.gate(config.replace(**launch), routings[seed % 3], 1000 + seed)
+        assert outcome.ok, f"round {seed}: {outcome.sentence}"
+
+
+def timed_in_every_mode(gang: Gang, config: Config, replays: int) -> None:
+    """Then so many launches in a row, and outputs are right afterwards."""
+    for mode in ("fused", "comp", "comm", "serial", "peer"):
+        outcome = gang.time(config, mode, 0, 10)
+        assert outcome.ok, f"{mode}: {outcome.sentence}"
+        assert len(outcome.worst_us) == 10 and 3 < min(outcome.worst_us) < 5000
+    again = gang.time(config, "fused", 0, replays)
+    assert again.ok, again.sentence
+    assert gang.gate(config, "uniform", 5).ok
+
+
+def gate_words(config: Mapping[str, Any], sequence: int) -> dict[str, Any]:
+    """What a rank is asked for one gate."""
+    return {"config": dict(config), "routing": "uniform", "seed": 1, "sequence": sequence}
 
 
 class Pair:
@@ -111,6 +167,12 @@ class Pair:
 
     def load(self, artifact: Artifact, part: Config) -> None:
         self.both("load", artifact=str(artifact.path), sha256=artifact.sha256, build_part=dict(part))
+
+    def seated(self, artifact: Artifact, part: Config) -> Pair:
+        """With a workbench on each rank that has loaded the artifact."""
+        self.both("seat_workbench")
+        self.load(artifact, part)
+        return self
 
     def __enter__(self) -> Pair:
         return self

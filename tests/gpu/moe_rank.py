@@ -198,6 +198,7 @@ def graphs(rank: int) -> dict[str, Any]:
 
 def serial(rank: int) -> dict[str, Any]:
     """Plain torch on GPUs, over NCCL, captured."""
+    from tktune.moe.call import LayerCall
     from tktune.moe.serial import SerialLayer
 
     nccl = dist.new_group(backend="nccl")
@@ -211,11 +212,11 @@ def serial(rank: int) -> dict[str, Any]:
     errors = {}
     for seed, kind in enumerate(("uniform", "first", "second")):
         x, ids, weights = drawn(inputs, kind, TOKENS, seed, rank)
-        y = layer.run(x, ids, weights, w13, w2, torch.empty_like(x))
+        y = layer.run(LayerCall(x, ids, weights, w13, w2, torch.empty_like(x)))
         errors[kind] = assert_right(y, inputs, x, ids, weights)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        replayed = layer.run(x, ids, weights, w13, w2, torch.empty_like(x))
+        replayed = layer.run(LayerCall(x, ids, weights, w13, w2, torch.empty_like(x)))
     graph.replay()
     torch.cuda.synchronize()
     return {"errors": errors, "different": int(not torch.equal(replayed, y))}

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dispatch_pair import REHEARSAL, build_all, configured, dispatch_problem, needs_two
+from dispatch_pair import (
+    PROBLEMS,
+    REHEARSAL,
+    ROUTINGS,
+    build_all,
+    configured,
+    dispatch_problem,
+    gated,
+    gated_for_a_hundred_rounds,
+    needs_two,
+    timed_in_every_mode,
+)
 
 from tktune.build.cache import ArtifactCache
 from tktune.core.device_cuda import cuda_device_classes
@@ -14,12 +25,6 @@ from tktune.gang.gang import Gang
 
 pytestmark = [pytest.mark.gpu, needs_two, pytest.mark.timeout(300)]
 
-PROBLEMS: dict[str, dict[str, Any]] = {
-    "small": {},
-    "ragged": {"hidden": 320, "cols": 328, "experts": 6, "top_k": 3, "tokens": 77, "weight_layout": "ekn"},
-    "one_expert": {"experts": 4, "top_k": 1, "tokens": 50},  # a rank may get nothing at all
-    "long_rows": {"hidden": 7168, "cols": 256, "experts": 64, "top_k": 8, "tokens": 64},
-}
 WGMMA: list[dict[str, Any]] = [
     {},
     {"DRAW": "dispenser"},
@@ -45,7 +50,6 @@ LAUNCHES: list[dict[str, Any]] = [
     {"num_comm_sms": 4, "order": "beside"},
     {"num_comm_sms": 4, "order": "beside", "openers": 2},
 ]
-ROUTINGS = ("uniform", "empty:0", "hot:0.9@3", "one:3", "zipf:1.2")
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +65,8 @@ def test_the_output_is_the_reference(cache, name, path):
     variants = {"wgmma": WGMMA, "indexed": INDEXED, "mma_sync": MMA_SYNC}[path]
     configs = [configured(problem, device, **changes) for changes in variants]
     built = build_all(cache, [(problem, device, config) for config in configs])
-    seed = 0
     with Gang(problem, device, Policy()) as gang:
-        for config, (artifact, part) in zip(configs, built, strict=True):
-            loaded = gang.load(artifact.path, artifact.sha256, part)
-            assert loaded.ok and loaded.sentence == "", loaded
-            for launch in LAUNCHES:
-                for routing in ROUTINGS:
-                    seed += 1
-                    outcome = gang.gate(config.replace(**launch), routing, seed)
-                    assert outcome.ok, f"{dict(config)} {launch} {routing}: {outcome.sentence}"
+        gated(gang, configs, built, LAUNCHES, ROUTINGS)
 
 
 @pytest.mark.parametrize("form", ["gathered", "indexed"])
@@ -80,10 +76,7 @@ def test_a_hundred_rounds_with_fresh_inputs_are_right(cache, form):
     ((artifact, part),) = build_all(cache, [(problem, device, config)])
     with Gang(problem, device, Policy()) as gang:
         assert gang.load(artifact.path, artifact.sha256, part).ok
-        for seed in range(100):
-            launch = LAUNCHES[seed % len(LAUNCHES)]
-            outcome = gang.gate(config.replace(**launch), ROUTINGS[seed % 3], 1000 + seed)
-            assert outcome.ok, f"round {seed}: {outcome.sentence}"
+        gated_for_a_hundred_rounds(gang, config, LAUNCHES, ROUTINGS)
 
 
 @pytest.mark.parametrize("form", ["gathered", "indexed"])
@@ -94,10 +87,4 @@ def test_every_mode_is_timed_and_replays_leave_the_counters_ready(cache, launch_
     ((artifact, part),) = build_all(cache, [(problem, device, config)])
     with Gang(problem, device, Policy(launch_mode=launch_mode)) as gang:
         assert gang.load(artifact.path, artifact.sha256, part).ok
-        for mode in ("fused", "comp", "comm", "serial", "peer"):
-            outcome = gang.time(config, mode, 0, 10)
-            assert outcome.ok, f"{mode}: {outcome.sentence}"
-            assert len(outcome.worst_us) == 10 and 3 < min(outcome.worst_us) < 5000
-        replays = gang.time(config, "fused", 0, 10_000 if launch_mode == "graph" else 200)
-        assert replays.ok, replays.sentence
-        assert gang.gate(config, "uniform", 5).ok
+        timed_in_every_mode(gang, config, 10_000 if launch_mode == "graph" else 200)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from dispatch_pair import Pair, build_all, configured, dispatch_problem, needs_two
+from dispatch_pair import Pair, build_all, configured, dispatch_problem, gate_words, needs_two
 
 from tktune.build.cache import ArtifactCache
 from tktune.core.device_cuda import cuda_device_classes
@@ -22,16 +22,9 @@ def ready(tmp_path_factory, request):
     )
 
     def seated(spin_limit_s=2.0):
-        pair = Pair(problem, device, spin_limit_s)
-        pair.both("seat_workbench")
-        pair.load(artifact, part)
-        return pair
+        return Pair(problem, device, spin_limit_s).seated(artifact, part)
 
     return seated, dict(config)
-
-
-def gate_words(config, sequence):
-    return {"config": config, "routing": "uniform", "seed": 1, "sequence": sequence}
 
 
 def test_the_abort_word_ends_a_meeting_and_leaves_the_context_usable(ready):

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dispatch_pair import REHEARSAL, build_all, configured, dispatch_problem, needs_two
+from dispatch_pair import (
+    REHEARSAL,
+    build_all,
+    configured,
+    dispatch_problem,
+    gated,
+    needs_two,
+    timed_in_every_mode,
+)
 
 from tktune.build.cache import ArtifactCache
 from tktune.core.device_cuda import cuda_device_classes
@@ -100,15 +108,8 @@ def test_the_output_is_silu_of_gate_times_up(cache, gangs, world, path, name):
         for changes in VARIANTS[path]
         for form in (CODES if changes == VARIANTS[path][0] else ["fused"])
     ]
-    gang, seed = gangs(problem, device), 0
-    for (_, _, config), (artifact, part) in zip(wanted, build_all(cache, wanted), strict=True):
-        loaded = gang.load(artifact.path, artifact.sha256, part)
-        assert loaded.ok and loaded.sentence == "", loaded
-        for launch in LAUNCHES:
-            for routing in ROUTINGS:
-                seed += 1
-                outcome = gang.gate(config.replace(**launch), routing, seed)
-                assert outcome.ok, f"{dict(config)} {launch} {routing}: {outcome.sentence}"
+    configs = [config for _, _, config in wanted]
+    gated(gangs(problem, device), configs, build_all(cache, wanted), LAUNCHES, ROUTINGS)
 
 
 @pytest.mark.parametrize("launch_mode", ["graph", "direct"])
@@ -119,12 +120,7 @@ def test_every_mode_is_timed_and_replays_leave_the_counters_ready(cache, form, l
     ((artifact, part),) = build_all(cache, [(problem, device, config)])
     with Gang(problem, device, Policy(launch_mode=launch_mode)) as gang:
         assert gang.load(artifact.path, artifact.sha256, part).ok
-        for mode in ("fused", "comp", "comm", "serial", "peer"):
-            outcome = gang.time(config, mode, 0, 10)
-            assert outcome.ok, f"{mode}: {outcome.sentence}"
-            assert len(outcome.worst_us) == 10 and 3 < min(outcome.worst_us) < 5000
-        assert gang.time(config, "fused", 0, 2000 if launch_mode == "graph" else 200).ok
-        assert gang.gate(config, "uniform", 5).ok
+        timed_in_every_mode(gang, config, 2000 if launch_mode == "graph" else 200)
 
 
 @pytest.fixture(params=list(CODES))

@@ -10,7 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dispatch_pair import REHEARSAL, Pair, build_all, configured, dispatch_problem, needs_two
+from dispatch_pair import (
+    PROBLEMS,
+    REHEARSAL,
+    ROUTINGS,
+    Pair,
+    build_all,
+    configured,
+    dispatch_problem,
+    gate_words,
+    gated,
+    gated_for_a_hundred_rounds,
+    needs_two,
+    timed_in_every_mode,
+)
 
 from tktune.build.cache import ArtifactCache
 from tktune.build.toolchain import detect
@@ -21,12 +34,6 @@ from tktune.gang.gang import Gang
 
 pytestmark = [pytest.mark.gpu, needs_two, pytest.mark.timeout(300)]
 
-PROBLEMS: dict[str, dict[str, Any]] = {
-    "small": {},
-    "ragged": {"hidden": 320, "cols": 328, "experts": 6, "top_k": 3, "tokens": 77, "weight_layout": "ekn"},
-    "one_expert": {"experts": 4, "top_k": 1, "tokens": 50},  # a rank may get nothing at all
-    "long_rows": {"hidden": 7168, "cols": 256, "experts": 64, "top_k": 8, "tokens": 64},
-}
 FORMS = pytest.mark.parametrize("form", ["indexed", "gathered"])
 MMA_SYNC: list[dict[str, Any]] = [{}, {"WARP_M": 64, "DRAW": "dispenser"}]
 VARIANTS: list[dict[str, Any]] = [
@@ -42,7 +49,6 @@ LAUNCHES: list[dict[str, Any]] = [
     {"num_comm_sms": 8, "opening": 1, "wave": 1},
     {"num_comm_sms": 12, "push_sms": 12},
 ]
-ROUTINGS = ("uniform", "empty:0", "hot:0.9@3", "one:3", "zipf:1.2")
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +85,8 @@ def test_the_output_is_the_reference(cache, name, path):
     else:
         configs = [pushing(problem, path, **changes) for changes in VARIANTS]
     built = build_all(cache, [(problem, device, config) for config in configs])
-    seed = 0
     with Gang(problem, device, Policy()) as gang:
-        for config, (artifact, part) in zip(configs, built, strict=True):
-            loaded = gang.load(artifact.path, artifact.sha256, part)
-            assert loaded.ok and loaded.sentence == "", loaded
-            for launch in LAUNCHES:
-                for routing in ROUTINGS:
-                    seed += 1
-                    outcome = gang.gate(config.replace(**launch), routing, seed)
-                    assert outcome.ok, f"{dict(config)} {launch} {routing}: {outcome.sentence}"
+        gated(gang, configs, built, LAUNCHES, ROUTINGS)
 
 
 @FORMS
@@ -98,10 +96,7 @@ def test_a_hundred_rounds_with_fresh_inputs_are_right(cache, form):
     ((artifact, part),) = build_all(cache, [(problem, device, config)])
     with Gang(problem, device, Policy()) as gang:
         assert gang.load(artifact.path, artifact.sha256, part).ok
-        for seed in range(100):
-            launch = LAUNCHES[seed % len(LAUNCHES)]
-            outcome = gang.gate(config.replace(**launch), ROUTINGS[seed % 3], 1000 + seed)
-            assert outcome.ok, f"round {seed}: {outcome.sentence}"
+        gated_for_a_hundred_rounds(gang, config, LAUNCHES, ROUTINGS)
 
 
 @FORMS
@@ -112,13 +107,7 @@ def test_every_mode_is_timed_and_replays_count_on(cache, launch_mode, form):
     ((artifact, part),) = build_all(cache, [(problem, device, config)])
     with Gang(problem, device, Policy(launch_mode=launch_mode)) as gang:
         assert gang.load(artifact.path, artifact.sha256, part).ok
-        for mode in ("fused", "comp", "comm", "serial", "peer"):
-            outcome = gang.time(config, mode, 0, 10)
-            assert outcome.ok, f"{mode}: {outcome.sentence}"
-            assert len(outcome.worst_us) == 10 and 3 < min(outcome.worst_us) < 5000
-        replays = gang.time(config, "fused", 0, 10_000 if launch_mode == "graph" else 200)
-        assert replays.ok, replays.sentence
-        assert gang.gate(config, "uniform", 5).ok
+        timed_in_every_mode(gang, config, 10_000 if launch_mode == "graph" else 200)
 
 
 @pytest.fixture(scope="module", params=["indexed", "gathered"])
@@ -128,16 +117,9 @@ def ready(cache, request):
     ((artifact, part),) = build_all(cache, [(problem, device, config)])
 
     def seated(spin_limit_s=2.0):
-        pair = Pair(problem, device, spin_limit_s, "push_rank.py")
-        pair.both("seat_workbench")
-        pair.load(artifact, part)
-        return pair
+        return Pair(problem, device, spin_limit_s, "push_rank.py").seated(artifact, part)
 
     return seated, dict(config)
-
-
-def gate_words(config, sequence):
-    return {"config": config, "routing": "uniform", "seed": 1, "sequence": sequence}
 
 
 def test_a_rank_that_never_pushes_is_named_by_who_waits_for_it(ready):
@@ -173,10 +155,7 @@ def test_a_rank_outlives_a_peer_that_is_killed_while_it_is_pushed_to(cache, form
     ((artifact, part),) = build_all(cache, [(problem, device, config)])
 
     def seated():
-        pair = Pair(problem, device)
-        pair.both("seat_workbench")
-        pair.load(artifact, part)
-        return pair
+        return Pair(problem, device).seated(artifact, part)
 
     with seated() as pair:
         for rank in range(2):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from layer_ranks import Inputs, assert_right, on_two_ranks, routed
 
 import tktune
-from tktune.core.errors import ArtifactError, ProblemError
+from tktune.core.errors import ArtifactError, ProblemError, RoutingError, WordsError
 from tktune.moe import FusedMoE
 
 SHAPE: dict[str, Any] = {"top_k": 2, "tokens": 24, "pad": 32, "device": "cpu"}
@@ -100,6 +100,9 @@ def test_wrong_weights_get_a_sentence() -> None:
         moe.load_weights(w13[:4], w2)
     with pytest.raises(ProblemError, match="takes bfloat16 weights"):
         moe.load_weights(w13.to(torch.int8), w2)
+    for experts in (7, 9, 16):
+        with pytest.raises(ProblemError, match="weights hold 8 experts"):
+            quiet(inputs, w13, w2, experts=experts)
 
 
 def test_a_layer_takes_wider_weights_and_rounds_them() -> None:
@@ -119,16 +122,50 @@ def test_wrong_calls_get_a_sentence() -> None:
         ((x[:, :32], ids, weights), "x is"),
         ((x[:7], ids, weights), "topk_ids is"),
         ((x, ids, weights[:, :1]), "topk_weights"),
-        ((x, weights, ids), "Ids are whole numbers"),
+        ((x, weights, ids), "ids as whole numbers"),
+        ((x, ids.bool(), weights), "ids as whole numbers"),
         ((x, ids, weights, x[:3]), "out is"),
-        ((torch.cat([x, x]), ids, weights), "more tokens"),
+        ((torch.cat([x, x]), ids, weights), "Make it with tokens=48"),
+        ((None, ids, weights), "x is a NoneType"),
+        ((x, torch.zeros_like(ids), weights), "distinct"),
+        ((x[0, 0], ids, weights), "x is"),
+        ((x.to("meta"), ids, weights), "x is on meta, and the layer on cpu"),
+        ((x, ids, weights, x.to("meta")), "out is on meta"),
     ):
-        with pytest.raises(ProblemError, match=match):
+        with pytest.raises((ProblemError, RoutingError), match=match):
             moe(*arguments)
     with pytest.raises(ProblemError, match="no gradients"):
         moe(x.clone().requires_grad_(), ids, weights)
     with torch.no_grad():
         moe(x.clone().requires_grad_(), ids, weights)
+    moe.close()
+    with pytest.raises(ProblemError, match="layer was closed"):
+        moe(x, ids, weights)
+
+
+def test_a_mistake_in_the_words_raises_where_plain_torch_would_hide_it() -> None:
+    inputs = Inputs(64, 32, 8)
+    with pytest.raises(WordsError, match="no device class called 'cpuu'"):
+        quiet(inputs, inputs.w13, inputs.down, device="cpuu")
+    assert not quiet(inputs, inputs.w13, inputs.down, device="sm_90a").operator.packs
+    with pytest.raises(ProblemError, match="w13 is a list"):
+        quiet(inputs, [1], inputs.down)  # type: ignore[arg-type]
+    with pytest.raises(ProblemError, match="w2 is a meta tensor"):
+        quiet(inputs, inputs.w13, inputs.down.to("meta"))
+
+
+@pytest.mark.parametrize("wrong", [-2, 8, 1 << 40])
+def test_ids_that_are_no_experts_raise_and_the_next_call_is_right(wrong: int) -> None:
+    inputs = Inputs(64, 32, 8)
+    moe = quiet(inputs, inputs.w13, inputs.down)
+    x = inputs.tokens(24, 0, 0)
+    ids, weights = routed("uniform", 24, 8, 2, 0)
+    changed = ids.long().clone()
+    changed[3, 1] = wrong
+    with pytest.raises(RoutingError, match=r"0\.\.7"):
+        moe(x, changed, weights)
+    assert_right(moe(x, ids, weights), inputs, x, ids, weights)
+    moe.check()
 
 
 def test_plain_torch_is_one_operation_too_for_compiled_code() -> None:

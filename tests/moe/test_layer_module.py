@@ -244,7 +244,7 @@ def test_a_compiled_layer_is_one_operation_and_gives_the_same_bits() -> None:
     assert sum("moe_layer" in name for name in seen) == 2
     number = moe.operator.number
     moe.close()
-    with pytest.raises(ProblemError, match=f"Layer {number} was closed"):
+    with pytest.raises(ProblemError, match=f"Operator {number} was closed"):
         torch.ops.tktune.moe_layer(
             x, ids, weights, moe.w13, moe.w2, x.clone(), moe.operator.workspace, number
         )

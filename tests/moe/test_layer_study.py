@@ -73,6 +73,10 @@ def test_pins_are_those_of_a_kernel_and_say_which() -> None:
     }  # fmt: skip
     with pytest.raises(WordsError, match=r"Write dispatch\.STAGES or combine\.STAGES"):
         part_pins({"STAGES": (2,)}, "dispatch")
+    with pytest.raises(WordsError, match=r"Write dispatch\.STAGES or combine\.STAGES"):
+        part_pins({"reduce.STAGES": (2,)}, "dispatch")
+    with pytest.raises(WordsError, match="none of its parameters"):
+        part_pins({"dispatch": (2,)}, "dispatch")
 
 
 def test_a_layer_whose_gate_and_up_cannot_be_packed_is_refused_before_anything_is_built() -> None:

@@ -15,7 +15,16 @@ import torch.distributed as dist
 from rank_pair import RankPair
 
 import tktune
-from tktune.core.errors import ArtifactError, LaunchFailed, ProblemError, RanksDisagree, RoutingError
+from tktune.core.errors import (
+    ArtifactError,
+    LaunchFailed,
+    ProblemError,
+    RanksDisagree,
+    RoutingError,
+    WordsError,
+)
+from tktune.runtime.agree import unanimous
+from tktune.runtime.cpu_operator import CpuOperator
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE: dict[str, Any] = {"hidden": 128, "cols": 128, "experts": 4, "top_k": 2, "tokens": 32, "pad": 32}
@@ -174,3 +183,42 @@ def test_a_scenario_that_fails_fails_its_test(pair: RankPair) -> None:
     with pytest.raises(AssertionError, match=r"(?s)rank 1: .*no rows here"):
         pair.run(_fails_on_rank_one)
     assert not pair.living
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf"), 1e12])
+def test_a_spin_limit_that_bounds_nothing_is_refused(seconds: float) -> None:
+    with pytest.raises(WordsError, match="bounds no wait"):
+        tktune.load("grouped_gemm", **SHAPE, device="cpu", build=True, spin_limit_s=seconds)
+
+
+def _one_passes_a_capacity(rank: int) -> None:
+    words = {"capacity": 64} if rank else {}
+    with pytest.raises(WordsError if rank else RanksDisagree, match="takes no capacity"):
+        tktune.load("dispatch_gemm", **SHAPE, group=dist.group.WORLD, device="cpu", build=True, **words)
+
+
+def _capacities_differ(rank: int) -> None:
+    with pytest.raises(
+        RanksDisagree, match=r"capacities \(rank 0: 64, rank 1: 65\)\. Pass the same capacity"
+    ):
+        unanimous(
+            dist.group.WORLD, "capacities", str(64 + rank), way_out="Pass the same capacity on all ranks."
+        )
+
+
+def _one_artifact_is_gone(rank: int, path: str) -> None:
+    choice = tktune.lookup("dispatch_gemm", **SHAPE, world=2, device="cpu")
+    with pytest.raises(RanksDisagree if rank else ArtifactError, match="cannot be read: No such file"):
+        CpuOperator(
+            choice, Path(path) if rank else Path(f"{path}.gone"), SHA256_OF_NOTHING, dist.group.WORLD, 1.0
+        )
+
+
+SHA256_OF_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+def test_a_word_that_one_rank_gets_wrong_raises_on_all(pair: RankPair, tmp_path: Path) -> None:
+    pair.run(_one_passes_a_capacity)
+    pair.run(_capacities_differ)
+    (tmp_path / "empty").touch()
+    pair.run(_one_artifact_is_gone, str(tmp_path / "empty"))

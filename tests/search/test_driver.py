@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from tktune.core import status
 from tktune.core.config import Config
 from tktune.core.errors import NothingFeasible
+from tktune.search.account import ACCOUNT, OTHER, Spent
 from tktune.search.budget import StopSignal
 from tktune.search.events import FinalistRound, Note, SpaceReady, TrialDone, WinnerChosen
 from tktune.search.judging import NOISY
@@ -55,6 +56,17 @@ def test_where_a_build_is_dear_fewer_are_made_before_launches_are_tried(url, tmp
     tune_in(cheap, url, study(30, seconds=60.0))
     tune_in(dear, f"sqlite:///{tmp_path / 'dear.db'}", study(30, seconds=12_000.0))
     assert len(dear.compiled) < len(cheap.compiled)
+
+
+def test_where_building_stops_all_measuring_the_account_says_that_ranks_waited_for_builds(url):
+    world = World(build_s=100.0)
+    tune_in(world, url, study(30, seconds=60_000.0))
+    with Store.open(url) as store:
+        (kept,) = store.events(ACCOUNT)
+    spent = Spent.of_facts(kept.detail)
+    assert spent.waiting_s >= 100.0  # one batch at least; nothing else takes as long
+    assert spent.seconds.get(OTHER, 0.0) < 1.0
+    assert spent.whole_s == pytest.approx(spent.wall_s)
 
 
 @given(seed=st.integers(0, 10_000), trials=st.integers(1, 60), ahead=st.booleans())

@@ -111,6 +111,18 @@ def test_a_trace_is_found_beside_its_study(load, tmp_path):
         (GOOD.replace("tokens = 8", "tokens = 0"), "tokens = 0 is wrong: it should be at least 1"),
         (GOOD.replace("tokens = 8", "tokens = []"), "tokens = .* is wrong"),
         (f"{GOOD}world = 0\n", "world = 0 is wrong: it should be at least 1"),
+        (
+            f"{GOOD}pad = []\n",
+            "pad = \\[\\] is wrong: it should be a whole number or a list of at least one value",
+        ),
+        (
+            f"{GOOD}finish = []\n",
+            "finish = \\[\\] is wrong: it should be a text or a list of at least one value",
+        ),
+        (f"{GOOD}finish = true\n", "finish = True is wrong: it should be a text or a list"),
+        (f"{GOOD}[search]\ngangs = 0\n", "gangs = 0 is wrong: it should be at least 1"),
+        (f"{GOOD}[search]\ngangs = '2'\n", "gangs = '2' is wrong: it should be a whole number"),
+        (f"{GOOD}[policy]\ninclude_plan = 1\n", "include_plan = 1 is wrong: it should be true or false"),
         (f"{GOOD}world = 3\n", "experts = 4 cannot be shared evenly by 3 ranks"),
         (f"{GOOD}world = 99\n", "not in 1..8"),
         (GOOD.replace("top_k = 2", "top_k = 5"), "top_k = 5 is more than experts = 4"),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tktune.core.config import Config
 from tktune.core.device import DeviceClass
 from tktune.core.errors import NothingFeasible
+from tktune.core.feasible import WaterfallRow
 from tktune.core.problem import Problem
-from tktune.core.space import WaterfallRow
 from tktune.report.text import aligned, count_text
 
 if TYPE_CHECKING:
@@ -77,13 +77,14 @@ class ProblemSpace:
 
 
 def space_of(study: Study, problem: Problem, device: DeviceClass) -> ProblemSpace:
-    """Enumerate one space of a study. Raises `WordsError` for a pin that names no parameter or value."""
+    """Count one space of a study. Raises `WordsError` for a pin that names no parameter or value."""
     space = study.space(problem, device)
-    found = space.enumerate()
+    found = space.count()
     default, refusal = None, None
     try:
         default = space.default_config()
     except NothingFeasible as error:
         refusal = error
-    builds = len({space.build_part(config) for config in found.configs})
-    return ProblemSpace(problem, device, found.total, len(found), builds, found.waterfall, default, refusal)
+    return ProblemSpace(
+        problem, device, found.total, found.feasible, found.builds, found.waterfall, default, refusal
+    )

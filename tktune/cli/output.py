@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,12 @@ def make_writable(path: Path) -> None:
     """Make the folder of `path`, before long work whose result goes there. Raises `WorkError` with the way out."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        reason = "" if os.access(path.parent, os.W_OK | os.X_OK) else "the folder is not writable"
+        with tempfile.TemporaryFile(dir=path.parent):  # rights alone do not say it of every file system
+            reason = "it is a folder" if path.is_dir() else ""
     except OSError as error:
         reason = error.strerror or str(error)
-    if reason or path.is_dir():
-        raise WorkError(f"{path} cannot be written: {reason or 'it is a folder'}.", "Choose another place.")
+    if reason:
+        raise WorkError(f"{path} cannot be written: {reason}.", "Choose another place.")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -15,6 +15,7 @@ from tktune.cli.progress import Progress
 from tktune.cli.selection import file_name
 from tktune.core.device import DeviceClass, device_class
 from tktune.core.errors import DeviceAbsent
+from tktune.moe.parts import is_layer
 from tktune.report.collect import collect
 from tktune.report.markdown import markdown
 from tktune.report.model import lookup_command
@@ -117,6 +118,8 @@ def verdicts(results: list[TuneResult], *, served: bool = True) -> str:
         else:
             rows.append(["winner", time_text(result.time_us), ratio_text(result.speedup), result.winner])
         lines += [aligned(rows, right=(1, 2), indent="  "), f"  {result.reason}"]
+        if is_layer(result.problem):
+            lines.append("  the default of a layer is the winners of both its kernels, each found alone")
         if served:
             asked = lookup_command(result.problem, result.device, result.policy.name)
             lines.append(f"  exact from now on: {asked}")

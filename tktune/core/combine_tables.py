@@ -7,12 +7,12 @@ the definitions: pre-reduced combine, readiness order (research/fused_kernels.md
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tktune.core import tables
 from tktune.core.errors import WordsError
+from tktune.core.table_arrays import TableArrays
 
 if TYPE_CHECKING:
     from tktune.core.problem import Problem
@@ -23,7 +23,7 @@ WALKS = ("experts", "columns")
 
 
 @dataclass(frozen=True)
-class CombineTables:
+class CombineTables(TableArrays):
     """Who holds the rows of whose tokens, seen from one rank. int32 arrays, numpy or torch.
 
     As a holder of rows (pre-reduce): one partial row for each of the schedule's `pull_tokens`.
@@ -44,17 +44,6 @@ class CombineTables:
     recv_from: Any
     owners: Any
     owner_slots: Any
-
-    def arrays(self) -> dict[str, Any]:
-        """Every array by name."""
-        fields = dataclasses.fields(self)
-        return {field.name: getattr(self, field.name) for field in fields if field.name != "rank"}
-
-    def numpy(self) -> CombineTables:
-        """The same tables with numpy arrays (self when they are numpy already)."""
-        if not hasattr(self.owners, "cpu"):
-            return self
-        return dataclasses.replace(self, **{name: a.cpu().numpy() for name, a in self.arrays().items()})
 
 
 def check_job_words(order: str, groups: int, walk: str) -> None:

@@ -23,9 +23,7 @@ class Config(Mapping[str, Value]):
         self, values: Mapping[str, Value] | Iterable[tuple[str, Value]] = (), **named: Value
     ) -> None:
         merged = dict(values, **named)
-        for name, value in merged.items():
-            if isinstance(value, bool) or not isinstance(value, int | str):
-                raise TypeError(f"{name} = {value!r}: a parameter's value is an int or a str")
+        _check(merged)
         self._values: dict[str, Value] = dict(sorted(merged.items()))
         self._digest: str | None = None
 
@@ -66,12 +64,15 @@ class Config(Mapping[str, Value]):
         return value
 
     def replace(self, **changes: Value) -> Config:
-        return Config({**self._values, **changes})
+        if not changes.keys() <= self._values.keys():
+            return Config({**self._values, **changes})
+        _check(changes)
+        return Config.of_sorted({**self._values, **changes})
 
     def only(self, names: Iterable[str]) -> Config:
         """The part of the config that names these parameters (the build part, the launch part)."""
         wanted = set(names)
-        return Config({name: value for name, value in self._values.items() if name in wanted})
+        return Config.of_sorted({name: value for name, value in self._values.items() if name in wanted})
 
     @property
     def digest(self) -> str:
@@ -82,3 +83,9 @@ class Config(Mapping[str, Value]):
     @property
     def json(self) -> str:
         return canonical_json(self._values)
+
+
+def _check(values: Mapping[str, Value]) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise TypeError(f"{name} = {value!r}: a parameter's value is an int or a str")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tktune.core.canonical import digest
-from tktune.core.errors import DeviceAbsent
+from tktune.core.errors import DeviceAbsent, WordsError
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def device_class(name: str) -> DeviceClass:
     """The device class called `name`: "cpu" (this machine), "cuda" (this host's first GPU), a rehearsal such as
     "sm_120a-rehearsed" (`core.rehearsal`), or a preset such as "sm_90a" for dry runs.
 
-    Raises `DeviceAbsent` for an unknown name, or where the host has no GPU, or none that rehearses.
+    Raises `WordsError` for an unknown name, `DeviceAbsent` where the host has no GPU, or none that rehearses.
     """
     if name == "cpu":
         from tktune.core.device_cpu import cpu_device_class
@@ -90,4 +90,4 @@ def device_class(name: str) -> DeviceClass:
         return PRESETS[name]
     except KeyError:
         known = ", ".join(["cpu", "cuda", *PRESETS, *NAMES])
-        raise DeviceAbsent(f"There is no device class called {name!r}.", f"Use one of: {known}.") from None
+        raise WordsError(f"There is no device class called {name!r}.", f"Use one of: {known}.") from None

@@ -6,18 +6,18 @@ The vectorised builder is in `push_tables_torch`, the invariants that the tables
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tktune.core import tables
+from tktune.core.table_arrays import TableArrays
 
 if TYPE_CHECKING:
     from tktune.core.problem import Problem
 
 
 @dataclass(frozen=True)
-class PushTables:
+class PushTables(TableArrays):
     """The pushes of one rank. int32 arrays, numpy or torch; B pad blocks here. Nothing is pushed to the rank itself.
 
     As the source of tokens, for each destination:
@@ -44,17 +44,6 @@ class PushTables:
     expected: Any
     gate_expected: Any
     gate_sources: Any
-
-    def arrays(self) -> dict[str, Any]:
-        """Every array by name."""
-        fields = dataclasses.fields(self)
-        return {f.name: getattr(self, f.name) for f in fields if f.name not in ("rank", "turns")}
-
-    def numpy(self) -> PushTables:
-        """The same tables with numpy arrays (self when they are numpy already)."""
-        if not hasattr(self.counts, "cpu"):
-            return self
-        return dataclasses.replace(self, **{name: a.cpu().numpy() for name, a in self.arrays().items()})
 
 
 def build(topk_ids: Any, problem: Problem, rank: int) -> PushTables:

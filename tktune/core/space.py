@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 from tktune.core.config import Config, Value
 from tktune.core.device import DeviceClass
 from tktune.core.errors import NothingFeasible, WordsError
+from tktune.core.feasible import Counts, FeasibleSet, WaterfallRow, same_row
 from tktune.core.problem import Problem
 
 
@@ -47,48 +48,21 @@ class Constraint:
     excess: Callable[[Config, Problem, DeviceClass], float] | None = None
 
 
-@dataclass(frozen=True)
-class WaterfallRow:
-    """What one constraint removed from those that the ones before it left."""
+@dataclass
+class _Grid:
+    """The launches of a build: those kept, how many behave like another, and what each constraint (by its place) removed,
+    with the sentence of the first."""
 
-    name: str
-    meaning: str
-    removed: int
-    left: int
-    example: str
-
-
-@dataclass(frozen=True)
-class FeasibleSet:
-    """Every config that passes, in a fixed order, and how the others fell.
-
-    `total` counts the product of all values; each waterfall row takes its part, and what the last row leaves is
-    `len(self)`.
-    """
-
-    configs: tuple[Config, ...]
-    total: int
-    waterfall: tuple[WaterfallRow, ...]
-
-    def __len__(self) -> int:
-        return len(self.configs)
-
-    def __iter__(self) -> Iterator[Config]:
-        return iter(self.configs)
-
-    @cached_property
-    def members(self) -> frozenset[Config]:
-        return frozenset(self.configs)
-
-
-SAME_BEHAVIOUR = "same_behaviour"
+    kept: list[tuple[Value, ...]] = field(default_factory=list)
+    same: int = 0
+    removed: dict[int, tuple[int, str]] = field(default_factory=dict)
 
 
 class Space:
     """Parameters and constraints of one family, bound to a problem and a device.
 
-    `canonical` maps configs that behave the same to one of them, so that inert values are never measured
-    twice. `default` is what a person would run without tuning; it need not be feasible (`default_config`
+    `canonical` maps configs of one build that behave the same to one of them, so that inert values are never
+    measured twice; `canonical_over` names the build parameters it looks at (None: any). `default` is what a person would run without tuning; it need not be feasible (`default_config`
     finds the nearest one that is). Constraints over build parameters alone are judged first, once a build.
     """
 
@@ -101,6 +75,7 @@ class Space:
         default: Config,
         canonical: Callable[[Config], Config] | None = None,
         pinned: Sequence[str] = (),
+        canonical_over: tuple[str, ...] | None = None,
     ) -> None:
         self.problem = problem
         self.device = device
@@ -113,8 +88,8 @@ class Space:
         self.default = default
         self.pinned = tuple(pinned)
         self._map_canonical = canonical
+        self._canonical_over = canonical_over
         self._verdicts: list[dict[Any, str | None]] = [{} for _ in self.constraints]
-        self._firsts: dict[int, tuple[tuple[str, ...] | None, dict[Any, int | None]]] = {}
 
     @property
     def build_names(self) -> tuple[str, ...]:
@@ -176,6 +151,7 @@ class Space:
             self.default,
             self._map_canonical,
             (*self.pinned, *pins),
+            self._canonical_over,
         )
 
     def all_configs(self) -> Iterator[Config]:
@@ -192,47 +168,54 @@ class Space:
 
     def enumerate(self) -> FeasibleSet:
         """Enumerate without raising: the feasible set may be empty."""
+        counts, left = self._counted()
+        configs = tuple([self._config(build + launch) for build, grid in left for launch in grid.kept])
+        return FeasibleSet(configs, counts.total, counts.waterfall)
+
+    def count(self) -> Counts:
+        """How large the feasible set is and what removed the rest, without making its configs."""
+        return self._counted()[0]
+
+    def _counted(self) -> tuple[Counts, list[tuple[tuple[Value, ...], _Grid]]]:
+        """The counts, and each build that passes with what is left of its launches."""
         removed = [0] * len(self.constraints)
         example = [""] * len(self.constraints)
         same = 0
-        seen: set[Config] = set()
-        kept: list[Config] = []
-        build_level = range(self._first_launch)
-        launch_level = range(self._first_launch, len(self.constraints))
-        launch_count = math.prod(len(p.values) for p in self.parameters if p.kind == "launch")
-        for first, launches in self._builds():
-            index = self._first_broken(first, build_level)
+        left_of: list[tuple[tuple[Value, ...], _Grid]] = []
+        grids: dict[tuple[Value, ...], _Grid] = {}
+        builds = itertools.product(*(p.values for p in self.parameters if p.kind == "build"))
+        for build in builds if self._launches else ():
+            first = self._config(build + self._launches[0])
+            index = self._first_broken(first, range(self._first_launch))
             if index is not None:
-                removed[index] += launch_count
+                removed[index] += len(self._launches)
                 example[index] = example[index] or self._verdict(index, first) or ""
                 continue
-            for config in launches:
-                if self._map_canonical is not None:
-                    config = self.canonical(config)
-                    if config in seen:
-                        same += 1
-                        continue
-                    seen.add(config)
-                index = self._first_broken(config, launch_level)
-                if index is None:
-                    kept.append(config)
-                else:
-                    removed[index] += 1
-                    example[index] = example[index] or self._verdict(index, config) or ""
+            key = tuple([build[place] for place in self._launch_looks_at])
+            grid = grids.get(key)
+            if grid is None:
+                grid = grids[key] = self._grid(build)
+            same += grid.same
+            for index, (count, sentence) in grid.removed.items():
+                removed[index] += count
+                example[index] = example[index] or sentence
+            if grid.kept:
+                left_of.append((build, grid))
 
         rows = []
         left = self.size
         for index, constraint in enumerate(self.constraints):
             if index == self._first_launch and same:
                 left -= same
-                rows.append(_same_row(same, left))
+                rows.append(same_row(same, left))
             left -= removed[index]
             rows.append(
                 WaterfallRow(constraint.name, constraint.meaning, removed[index], left, example[index])
             )
-        if same and not launch_level:
-            rows.append(_same_row(same, left - same))
-        return FeasibleSet(tuple(kept), self.size, tuple(rows))
+        if same and self._first_launch == len(self.constraints):
+            rows.append(same_row(same, left - same))
+            left -= same
+        return Counts(self.size, left, len(left_of), tuple(rows)), left_of
 
     def default_config(self) -> Config:
         """The default, or the feasible config that differs from it in the fewest parameters and steps."""
@@ -268,35 +251,61 @@ class Space:
         return verdict
 
     def _first_broken(self, config: Config, indices: range) -> int | None:
-        """The first of these constraints that `config` breaks, remembered by the parameters they look at."""
-        if not indices:
-            return None
-        if indices.start not in self._firsts:
-            overs = [self.constraints[index].over for index in indices]
-            names = None if None in overs else tuple({name: None for over in overs for name in over or ()})
-            self._firsts[indices.start] = (names, {})
-        names, firsts = self._firsts[indices.start]
-        key = None if names is None else tuple([config[name] for name in names])
-        if key in firsts:
-            return firsts[key]
-        first = next((index for index in indices if self._verdict(index, config) is not None), None)
-        if key is not None:
-            firsts[key] = first
-        return first
+        """The first of these constraints that `config` breaks."""
+        return next((index for index in indices if self._verdict(index, config) is not None), None)
+
+    def _config(self, values: Sequence[Value]) -> Config:
+        """The config with these values, which stand in the order of the parameters."""
+        return Config.of_sorted({name: values[place] for name, place in self._sorted_places})
+
+    @cached_property
+    def _sorted_places(self) -> list[tuple[str, int]]:
+        """Every parameter's name and place, by name."""
+        return sorted((parameter.name, place) for place, parameter in enumerate(self.parameters))
+
+    @cached_property
+    def _launches(self) -> list[tuple[Value, ...]]:
+        """Every combination of launch values."""
+        return list(itertools.product(*(p.values for p in self.parameters if p.kind == "launch")))
+
+    @cached_property
+    def _launch_looks_at(self) -> list[int]:
+        """Places of the build parameters that the launches of a build can depend on: builds that agree in those have the
+        same launches. All of them where a constraint or `canonical` does not say which."""
+        overs = [constraint.over for constraint in self.constraints[self._first_launch :]]
+        if self._map_canonical is not None:
+            overs.append(self._canonical_over)
+        known = {name for over in overs for name in (self.build_names if over is None else over)}
+        return [place for place, name in enumerate(self.build_names) if name in known]
+
+    def _grid(self, build: tuple[Value, ...]) -> _Grid:
+        """What is left of the launches of one build."""
+        grid = _Grid()
+        seen: set[Config] = set()
+        for launch in self._launches:
+            config = self._config(build + launch)
+            if self._map_canonical is not None:
+                config = self.canonical(config)
+                if config in seen:
+                    grid.same += 1
+                    continue
+                seen.add(config)
+            index = self._first_broken(config, range(self._first_launch, len(self.constraints)))
+            if index is None:
+                grid.kept.append(tuple([config[name] for name in self.launch_names]))
+            else:
+                count, sentence = grid.removed.get(index) or (0, self._verdict(index, config) or "")
+                grid.removed[index] = count + 1, sentence
+        return grid
 
     def _builds(self) -> Iterator[tuple[Config, Iterator[Config]]]:
         """Every build: its first config, and all its configs (the launches of that build) made one by one."""
-        names = [p.name for p in self.parameters]
-        order = sorted(range(len(names)), key=names.__getitem__)
-        ordered = [names[i] for i in order]
-
-        def config(values: tuple[Value, ...]) -> Config:
-            return Config.of_sorted(dict(zip(ordered, [values[i] for i in order], strict=True)))
-
         builds = itertools.product(*(p.values for p in self.parameters if p.kind == "build"))
-        launches = list(itertools.product(*(p.values for p in self.parameters if p.kind == "launch")))
-        for build in builds if launches else ():
-            yield config(build + launches[0]), map(config, [build + launch for launch in launches])
+        for build in builds if self._launches else ():
+            yield (
+                self._config(build + self._launches[0]),
+                map(self._config, [build + launch for launch in self._launches]),
+            )
 
     def _nothing_feasible(self) -> NothingFeasible:
         """Name the constraint that binds and the smallest relaxation that would let one config pass."""
@@ -338,13 +347,3 @@ class Space:
             f"{subject}: the constraint that binds is {binding}.",
             f"The smallest relaxation lets {nearest} pass: {hint}.",
         )
-
-
-def _same_row(removed: int, left: int) -> WaterfallRow:
-    return WaterfallRow(
-        SAME_BEHAVIOUR,
-        "behaves like another config that is listed",
-        removed,
-        left,
-        "a value has no effect here",
-    )

@@ -7,19 +7,19 @@ fused dispatch kernels (research/fused_kernels.md §6.2, §6.3, §6.5).
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tktune.core.errors import RoutingError
+from tktune.core.table_arrays import TableArrays
 
 if TYPE_CHECKING:
     from tktune.core.problem import Problem
 
 
 @dataclass(frozen=True)
-class ScheduleTables:
+class ScheduleTables(TableArrays):
     """Where every row goes on one rank. int32 arrays, numpy or torch; slots and experts are local to the rank.
 
     El local experts, P = `rows` padded rows, B = `num_pad_blocks` = P / pad, U tokens wanted by this rank.
@@ -54,25 +54,6 @@ class ScheduleTables:
     job_order: Any
     slot_token: Any
     push_order: tuple[Any, ...]
-
-    def arrays(self) -> dict[str, Any]:
-        """Every array by name; the push orders as push_order[source]."""
-        named = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name not in ("rank", "rows", "num_pad_blocks", "push_order")
-        }
-        named.update({f"push_order[{s}]": order for s, order in enumerate(self.push_order)})
-        return named
-
-    def numpy(self) -> ScheduleTables:
-        """The same tables with numpy arrays (self when they are numpy already)."""
-        if not hasattr(self.counts, "cpu"):
-            return self
-        converted = {name: array.cpu().numpy() for name, array in self.arrays().items() if "[" not in name}
-        return dataclasses.replace(
-            self, **converted, push_order=tuple(order.cpu().numpy() for order in self.push_order)
-        )
 
     @property
     def digest(self) -> str:

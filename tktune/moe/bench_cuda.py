@@ -23,8 +23,8 @@ from tktune.families.cuda.module import verified
 from tktune.families.cuda.stopwatch import Stopwatch
 from tktune.families.cuda.symmetric import MemfdExchange, try_peers
 from tktune.families.cuda.tensor_map import TensorMaps
-from tktune.families.dispatch_gemm.launch_cuda import DispatchModule
-from tktune.families.gemm_combine.launch_cuda import CombineModule
+from tktune.families.dispatch_gemm.module_cuda import DispatchModule
+from tktune.families.gemm_combine.module_cuda import CombineModule
 from tktune.families.grouped_gemm.launch_cuda import KEPT_CASES_SHARE
 from tktune.moe.cases_cuda import LayerCase, check_layer, make_case, weights_of
 from tktune.moe.launches_cuda import LayerLaunches, LayerMemory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,19 +100,15 @@ def choose(layer: Problem, *, any_pad: bool, policy: str, device: Any, db: Any) 
 def _of_pair(pair: Choice) -> LayerChoice:
     parts = []
     for part in PARTS:
-        measured_on = None if pair.measured_on is None else part_problem(pair.measured_on, part)
-        parts.append(
-            Choice(
-                part_config(pair.config, part),
-                pair.provenance,
-                None,
-                part_problem(pair.problem, part),
-                pair.device,
-                None,
-                measured_on,
-                pair.reasons,
-            )
+        one = dataclasses.replace(
+            pair,
+            config=part_config(pair.config, part),
+            time_us=None,
+            problem=part_problem(pair.problem, part),
+            artifact_digest=None,
+            measured_on=None if pair.measured_on is None else part_problem(pair.measured_on, part),
         )
+        parts.append(one)
     return LayerChoice(parts[0], parts[1], pair)
 
 

@@ -22,8 +22,8 @@ from tktune.families.cuda.symmetric import HEADER_BYTES, MEETING, Exchange, Symm
 from tktune.families.cuda.tensor_map import TensorMaps
 from tktune.families.dispatch_gemm.fused_launch import fused_launch
 from tktune.families.dispatch_gemm.glu_cuda import glu_pass
-from tktune.families.dispatch_gemm.launch_cuda import DispatchModule
 from tktune.families.dispatch_gemm.launch_words import token_rows
+from tktune.families.dispatch_gemm.module_cuda import DispatchModule
 from tktune.families.dispatch_gemm.planner_cuda import Planner, plan_entry
 from tktune.families.dispatch_gemm.rows_cuda import is_indexed
 from tktune.families.dispatch_gemm.transport import is_push
@@ -31,8 +31,8 @@ from tktune.families.formulas import round_up
 from tktune.families.gemm_combine import plan_globals as sums_globals
 from tktune.families.gemm_combine.fused_launch import launch_tables, packed_launch, rank_memory
 from tktune.families.gemm_combine.globals_cuda import QUEUE_WORDS
-from tktune.families.gemm_combine.launch_cuda import CombineModule
 from tktune.families.gemm_combine.layout import PAGE, SymmetricLayout
+from tktune.families.gemm_combine.module_cuda import CombineModule
 from tktune.families.gemm_combine.planner_cuda import CombinePlanner, combine_plan_entry, listing_of
 from tktune.families.gemm_combine.tables_cuda import DeviceCombineTables
 from tktune.moe.parts import COMBINE, DISPATCH, part_config, part_problem

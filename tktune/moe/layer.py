@@ -12,8 +12,10 @@ from torch.nn.functional import pad as padded
 
 from tktune.core.errors import ProblemError
 from tktune.core.problem import Problem
-from tktune.moe.operator import NO_EXPERT, LayerOperator, layer_problem, load_layer
-from tktune.moe.weights import local_part, plain_shapes, sizes_of
+from tktune.moe.call import LayerCall
+from tktune.moe.operator import LayerOperator, layer_problem, load_layer
+from tktune.moe.parts import NO_EXPERT
+from tktune.moe.weights import check_counts, local_part, plain_shapes, sizes_of
 from tktune.runtime.operator import SPIN_LIMIT_S
 
 _BF16 = torch.bfloat16
@@ -116,10 +118,11 @@ class FusedMoE(torch.nn.Module):
             import torch.distributed as dist
 
             world = dist.get_world_size(group)
+        everyone = check_counts(w13.shape[0], experts, world)
         made = cls(
             hidden=hidden,
             intermediate=intermediate,
-            experts=w13.shape[0] * world if experts is None else experts,
+            experts=everyone,
             top_k=top_k,
             tokens=tokens,
             group=group,
@@ -151,20 +154,19 @@ class FusedMoE(torch.nn.Module):
         any float dtype, used in fp32. `out` takes the result where it is given. Raises `ProblemError` for other shapes
         and dtypes; wrong ids are left out on GPUs and raise at `check`, and raise at once on the CPU.
         """
-        mine = x.shape[0]
         self._expect(x, topk_ids, topk_weights, out)
+        mine = x.shape[0]
         missing = self.tokens - mine
         if missing:
             x, topk_ids, topk_weights = self._filled(x, topk_ids, topk_weights, missing)
         weights = topk_weights.float()
         whole = out is not None and not missing
         result = out if whole and out is not None else x.new_empty(self.tokens, self.hidden)
+        tensors = (x, topk_ids, weights, self.w13, self.w2, result)
         if is_compiling():
-            torch.ops.tktune.moe_layer(
-                x, topk_ids, weights, self.w13, self.w2, result, self.operator.workspace, self.operator.number
-            )
+            torch.ops.tktune.moe_layer(*tensors, self.operator.workspace, self.operator.number)
         else:
-            self.operator.run(x, topk_ids, weights, self.w13, self.w2, result)
+            self.operator.run(LayerCall(*tensors))
         if whole or (out is None and not missing):
             return result
         return result[:mine] if out is None else out.copy_(result[:mine])
@@ -208,11 +210,29 @@ class FusedMoE(torch.nn.Module):
     def _expect(
         self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor | None
     ) -> None:
-        mine = x.shape[0]
-        if x.dtype != _BF16 or x.dim() != 2 or x.shape[1] != self.hidden or mine > self.tokens:
+        for name, tensor in (("x", x), ("topk_ids", topk_ids), ("topk_weights", topk_weights), ("out", out)):
+            if tensor is None and name == "out":
+                continue
+            if not isinstance(tensor, torch.Tensor):
+                raise ProblemError(
+                    f"{name} is a {type(tensor).__name__}, and the layer takes tensors.",
+                    f"Pass torch.as_tensor({name}, device={str(self.w13.device)!r}).",
+                )
+            if tensor.device != self.w13.device:
+                raise ProblemError(
+                    f"{name} is on {tensor.device}, and the layer on {self.w13.device}.",
+                    f"Move it there: {name}.to({str(self.w13.device)!r}).",
+                )
+        if x.dtype != _BF16 or x.dim() != 2 or x.shape[1] != self.hidden:
             raise ProblemError(
-                f"x is {x.dtype} {tuple(x.shape)}, and the layer takes bfloat16 (tokens ≤ {self.tokens}, {self.hidden}).",
-                "Make the layer with more tokens, or call it in parts.",
+                f"x is {_told(x)}, and the layer takes bfloat16 (tokens ≤ {self.tokens}, {self.hidden}).",
+                "Pass the token rows of this rank, as bfloat16.",
+            )
+        mine = x.shape[0]
+        if mine > self.tokens:
+            raise ProblemError(
+                f"x has {mine} tokens, and the layer was made for {self.tokens} at most.",
+                f"Make it with tokens={mine}, or call it in parts.",
             )
         picked = (mine, self.top_k)
         if tuple(topk_ids.shape) != picked or tuple(topk_weights.shape) != picked:
@@ -220,10 +240,14 @@ class FusedMoE(torch.nn.Module):
                 f"topk_ids is {tuple(topk_ids.shape)} and topk_weights {tuple(topk_weights.shape)}, and x asks for {picked}.",
                 "Pass the experts and weights of these tokens.",
             )
-        if topk_ids.dtype.is_floating_point or not topk_weights.dtype.is_floating_point:
+        if (
+            topk_ids.dtype.is_floating_point
+            or topk_ids.dtype == torch.bool
+            or not topk_weights.dtype.is_floating_point
+        ):
             raise ProblemError(
-                f"topk_ids is {topk_ids.dtype} and topk_weights {topk_weights.dtype}.",
-                "Ids are whole numbers, weights are floating.",
+                f"topk_ids is {_told(topk_ids)} and topk_weights {_told(topk_weights)}.",
+                "Pass ids as whole numbers (int32 or int64) and weights as floating ones.",
             )
         if torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad):
             raise ProblemError(
@@ -232,12 +256,21 @@ class FusedMoE(torch.nn.Module):
             )
         if out is not None and (tuple(out.shape) != (mine, self.hidden) or out.dtype != _BF16):
             raise ProblemError(
-                f"out is {out.dtype} {tuple(out.shape)}, and the result is bfloat16 {(mine, self.hidden)}."
+                f"out is {_told(out)}, and the result is bfloat16 {(mine, self.hidden)}.",
+                "Pass such a tensor, or leave out out.",
             )
+
+
+def _told(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _shared(like: FusedMoE, layer: Problem, any_pad: bool) -> LayerOperator:
     """The operator of another layer of the same shape. Raises `ProblemError` when it is of another."""
+    if not isinstance(like, FusedMoE):
+        raise ProblemError(
+            f"like is a {type(like).__name__}.", "Pass the FusedMoE to share with, or leave like out."
+        )
     standing = like.operator.problem
     wanted = layer.replace(pad=standing.pad) if any_pad else layer
     if standing != wanted:

@@ -15,19 +15,26 @@ import torch
 
 from tktune.build.cache import ArtifactCache
 from tktune.build.pairs import parts_of
-from tktune.core.errors import ArtifactError, TktuneError, WordsError, WorkError
+from tktune.core.errors import (
+    ArtifactError,
+    DeviceAbsent,
+    NothingFeasible,
+    TktuneError,
+    WordsError,
+    WorkError,
+)
 from tktune.core.paths import cache_root
 from tktune.core.problem import Problem
 from tktune.moe import library
+from tktune.moe.call import LayerCall
 from tktune.moe.choosing import LayerChoice, choose
-from tktune.moe.parts import DISPATCH, FAMILY_NAME, PARTS, part_problem
-from tktune.moe.serial import SerialLayer
+from tktune.moe.parts import DISPATCH, FAMILY_NAME, NO_EXPERT, PARTS, part_problem
+from tktune.moe.serial import SerialLayer, closed
 from tktune.runtime.agree import decided_by_rank_zero, unanimous
 from tktune.runtime.glu_weights import pack_glu, unpack_glu
 from tktune.runtime.lookup import PADS
 from tktune.runtime.operator import operator_of
 
-NO_EXPERT = -1  # an id that picks none, of tokens that are not there
 _warned: set[str] = set()
 
 
@@ -49,16 +56,8 @@ class LayerOperator(Protocol):
 
     def plain(self, w13: torch.Tensor) -> torch.Tensor: ...
 
-    def run(
-        self,
-        x: torch.Tensor,
-        topk_ids: torch.Tensor,
-        topk_weights: torch.Tensor,
-        w13: torch.Tensor,
-        w2: torch.Tensor,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        """Fill `out` (tokens, hidden) bf16; `topk_weights` are fp32. Collective. An id of −1 is no expert."""
+    def run(self, call: LayerCall) -> torch.Tensor:
+        """Fill `call.out` and return it. Collective."""
         ...
 
     def explain(self) -> str: ...
@@ -83,6 +82,11 @@ class TunedLayer:
             self.rank = dist.get_rank(group)
         backend = choice.combine.device.backend
         gpus = backend == "cuda"
+        if gpus and not torch.cuda.is_available():
+            raise DeviceAbsent(
+                f"This torch has no GPU, and the kernels are for {choice.combine.device}.",
+                'Use device="cpu" here.',
+            )
         self.device = torch.device("cuda", torch.cuda.current_device()) if gpus else torch.device("cpu")
         if backend == "cpu":  # whose buffers hold every routing
             words["capacity"] = None
@@ -99,6 +103,7 @@ class TunedLayer:
         if gpus:
             self._first_plan()
         self.number = library.enter(self)
+        self._closed = False
 
     def _first_plan(self) -> None:
         """Make the plans that every call fills anew, outside of any graph's memory. Collective."""
@@ -126,43 +131,29 @@ class TunedLayer:
     def plain(self, w13: torch.Tensor) -> torch.Tensor:
         return unpack_glu(w13, self.problem.weight_layout)
 
-    def run(
-        self,
-        x: torch.Tensor,
-        topk_ids: torch.Tensor,
-        topk_weights: torch.Tensor,
-        w13: torch.Tensor,
-        w2: torch.Tensor,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
+    def run(self, call: LayerCall) -> torch.Tensor:
+        if self._closed:
+            raise closed()
         if self.device.type == "cuda":
-            self._run_on_gpu(x, topk_ids, topk_weights, w13, w2, out)
+            self._run_on_gpu(call)
         else:  # where plans are made by the host, each anew
-            schedule = self._dispatch.plan(topk_ids)
-            sums = self._combine.plan(None, topk_weights, schedule=schedule)
-            self._dispatch(x, w13, schedule, self.workspace)
-            self._combine(self.workspace, w2, sums, out)
-        return out
+            schedule = self._dispatch.plan(call.topk_ids)
+            sums = self._combine.plan(None, call.topk_weights, schedule=schedule)
+            self._dispatch(call.x, call.w13, schedule, self.workspace)
+            self._combine(self.workspace, call.w2, sums, call.out)
+        return call.out
 
-    def _run_on_gpu(
-        self,
-        x: torch.Tensor,
-        topk_ids: torch.Tensor,
-        topk_weights: torch.Tensor,
-        w13: torch.Tensor,
-        w2: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
+    def _run_on_gpu(self, call: LayerCall) -> None:
         """One meeting of all ranks is enough: whoever has everybody's ids finds everybody's rows, which were brought
         before, and before the second kernel all meet, done with each other's rows and with the sums of the call before.
         """
         first, second = self._dispatch, self._combine
         schedule, sums = self._schedule.memory, self._sums.memory
-        first.bring(x)
-        first.enqueue_plan(topk_ids, schedule)
-        second.enqueue_tables(topk_weights, schedule, sums)
-        first.enqueue_between(w13, self.workspace, schedule)
-        second.enqueue(self.workspace, w2, out, schedule, sums)
+        first.bring(call.x)
+        first.enqueue_plan(call.topk_ids, schedule)
+        second.enqueue_tables(call.topk_weights, schedule, sums)
+        first.enqueue_between(call.w13, self.workspace, schedule)
+        second.enqueue(self.workspace, call.w2, call.out, schedule, sums)
 
     def explain(self) -> str:
         return self.choice.explain()
@@ -172,6 +163,7 @@ class TunedLayer:
         self._combine.check()
 
     def close(self) -> None:
+        self._closed = True
         library.leave(self.number)
         self._schedule = self._sums = None
         self._combine.close()
@@ -219,12 +211,14 @@ def load_layer(
 ) -> LayerOperator:
     """The fastest known kernels for `layer`, or with `fallback` plain torch where they cannot run, on every rank alike.
 
-    Warns once a process and reason. Collective. Raises what the rooms below raise when there is no fallback.
+    Warns once a process and reason. Collective. Raises what the rooms below raise when there is no fallback, and
+    `WordsError` for words that are wrong wherever the layer runs.
     """
     failure: TktuneError | None = None
     made: TunedLayer | None = None
     try:
         choice = _chosen(layer, group, any_pad=any_pad, policy=policy, device=device, db=db)
+        cache = None if cache is None else Path(cache)
         choice = _with_artifacts(choice, group, cache, build)
         made = TunedLayer(
             choice, group, cache=cache, build=build, capacity=capacity, spin_limit_s=spin_limit_s
@@ -241,6 +235,9 @@ def load_layer(
         return made
     if made is not None:
         made.close()
+    if _wrong_words(failure):
+        assert failure is not None
+        raise failure
     why = "" if failure is None else failure.sentence
     if why not in _warned:
         _warned.add(why)
@@ -299,9 +296,15 @@ def _anywhere(group: Any, failure: TktuneError | None) -> TktuneError | None:
     import torch.distributed as dist
 
     said: list[Any] = [None] * dist.get_world_size(group)
-    mine = None if failure is None else (failure.sentence, failure.way_out)
+    mine = None if failure is None else (failure.sentence, failure.way_out, _wrong_words(failure))
     dist.all_gather_object(said, mine, group=group)
-    if failure is not None:
+    others = [one for one in said if one is not None]
+    sentence, way_out, wrong = max(others, key=lambda one: one[2], default=("", "", False))
+    if failure is not None and wrong == _wrong_words(failure):
         return failure
-    other = next((one for one in said if one is not None), None)
-    return None if other is None else WorkError(*other)
+    return (WordsError if wrong else WorkError)(sentence, way_out) if others else None
+
+
+def _wrong_words(failure: TktuneError | None) -> bool:
+    """Whether it is a mistake in the call, which plain torch would only hide."""
+    return isinstance(failure, WordsError) and not isinstance(failure, DeviceAbsent | NothingFeasible)

@@ -15,6 +15,7 @@ PARTS = (DISPATCH, COMBINE)
 FAMILIES = {DISPATCH: "dispatch_gemm", COMBINE: "gemm_combine"}
 # The first GEMM's matrix has gate and up columns, and its kernel applies silu(gate) · up to what it stores.
 GATE_AND_UP = 2
+NO_EXPERT = -1  # an id that picks none, of tokens that are not there
 
 T = TypeVar("T")
 
@@ -71,10 +72,16 @@ def part_config(config: Mapping[str, Value], part: str) -> Config:
 def part_pins(pins: Mapping[str, Sequence[Value]], part: str) -> dict[str, tuple[Value, ...]]:
     """The pins of a layer's study that concern one kernel. Raises `WordsError` for a pin that names no kernel."""
     for name in pins:
-        if name.partition(".")[0] not in PARTS:
+        of, _, parameter = name.rpartition(".")
+        if parameter in PARTS:
+            raise WordsError(
+                f"The pin {name!r} names a kernel of the layer and none of its parameters.",
+                f"Write {parameter}.STAGES, for example.",
+            )
+        if of not in PARTS:
             raise WordsError(
                 f"The pin {name!r} does not say which kernel of the layer it is for.",
-                f"Write {DISPATCH}.{name} or {COMBINE}.{name}.",
+                f"Write {DISPATCH}.{parameter} or {COMBINE}.{parameter}.",
             )
     start = f"{part}."
     return {name.removeprefix(start): tuple(v) for name, v in pins.items() if name.startswith(start)}

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch.nn.functional import silu
 
+from tktune.core.errors import ProblemError
 from tktune.core.problem import Problem
+from tktune.core.tables import refuse_ids
 from tktune.moe import library
-from tktune.moe.parts import GATE_AND_UP
+from tktune.moe.call import LayerCall
+from tktune.moe.parts import GATE_AND_UP, NO_EXPERT
 
 
 class SerialLayer:
@@ -30,11 +33,13 @@ class SerialLayer:
         gpus = torch.cuda.is_available() and device != "cpu"
         self.device = torch.device("cuda", torch.cuda.current_device()) if gpus else torch.device("cpu")
         self.workspace = torch.empty(0, device=self.device)
+        self._wrong_ids = torch.zeros((), dtype=torch.bool, device=self.device)
         if group is not None:
             import torch.distributed as dist
 
             self.rank = dist.get_rank(group)
         self.number = library.enter(self)
+        self._closed = False
 
     def packed(self, w13: torch.Tensor) -> torch.Tensor:
         return w13
@@ -45,16 +50,12 @@ class SerialLayer:
     def explain(self) -> str:
         return f"Plain torch: {self.why}" if self.why else "Plain torch."
 
-    def run(
-        self,
-        x: torch.Tensor,
-        topk_ids: torch.Tensor,
-        topk_weights: torch.Tensor,
-        w13: torch.Tensor,
-        w2: torch.Tensor,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        """`out` (tokens, hidden) bf16 of this rank's tokens; `w13` is gate, then up, not packed. Collective."""
+    def run(self, call: LayerCall) -> torch.Tensor:
+        """Fill `call.out` and return it; `w13` is gate, then up, not packed. Collective."""
+        if self._closed:
+            raise closed()
+        x, topk_ids, topk_weights, w13, w2, out = call
+        self._judge(topk_ids)
         everyone = everyones(x, self.group)
         ids, weights = everyones(topk_ids, self.group), everyones(topk_weights, self.group)
         layer = self.problem
@@ -69,10 +70,24 @@ class SerialLayer:
             sums = _by_expert(everyone, local, weights, w13, w2)
         return self._scattered(sums.to(torch.bfloat16), out)
 
+    def _judge(self, topk_ids: torch.Tensor) -> None:
+        """Ids that are none are left out by what follows. Raises `RoutingError` where the host can look at once."""
+        wrong = (topk_ids < NO_EXPERT) | (topk_ids >= self.problem.experts)
+        self._wrong_ids.logical_or_(wrong.any())
+        if self.device.type == "cpu":
+            ranked = topk_ids.sort(1).values
+            twice = (ranked[:, 1:] == ranked[:, :-1]) & (ranked[:, 1:] != NO_EXPERT)
+            self._wrong_ids.logical_or_(twice.any())
+            self.check()
+
     def check(self) -> None:
-        """Nothing is left to find out."""
+        """Raises `RoutingError` when a call since the last check was given ids that are no experts."""
+        if bool(self._wrong_ids):
+            self._wrong_ids.zero_()
+            raise refuse_ids(self.problem)
 
     def close(self) -> None:
+        self._closed = True
         library.leave(self.number)
         self.group = None
 
@@ -90,6 +105,11 @@ class SerialLayer:
             return out.copy_(wide.view(-1, *out.shape)[self.rank])
         dist.reduce_scatter_tensor(out, sums, group=self.group)
         return out
+
+
+def closed() -> ProblemError:
+    """The error of a call after `close`."""
+    return ProblemError("The layer was closed.", "Make it again, or keep it open as long as it is called.")
 
 
 def everyones(mine: torch.Tensor, group: Any) -> torch.Tensor:

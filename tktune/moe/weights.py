@@ -21,8 +21,21 @@ def plain_shapes(layer: Problem, experts: int) -> dict[str, tuple[int, ...]]:
     return {"w13": (experts, *first), "w2": (experts, *second)}
 
 
+def expect_tensor(name: str, given: object) -> None:
+    """Raises `ProblemError` for what is no tensor, or one without values."""
+    if not isinstance(given, torch.Tensor):
+        raise ProblemError(
+            f"{name} is a {type(given).__name__}, and a layer takes tensors.",
+            f"Pass torch.as_tensor({name}).",
+        )
+    if given.is_meta:
+        raise ProblemError(f"{name} is a meta tensor, which has no values.", "Load its values first.")
+
+
 def sizes_of(w13: torch.Tensor, w2: torch.Tensor, weight_layout: str) -> tuple[int, int]:
     """(hidden, intermediate) of plain weights. Raises `ProblemError` when the two contradict each other."""
+    for name, tensor in (("w13", w13), ("w2", w2)):
+        expect_tensor(name, tensor)
     if w13.dim() != 3 or w2.dim() != 3:
         raise ProblemError(
             f"w13 has {w13.dim()} dimensions and w2 {w2.dim()}, and both need three.",
@@ -41,11 +54,24 @@ def sizes_of(w13: torch.Tensor, w2: torch.Tensor, weight_layout: str) -> tuple[i
     return int(hidden), int(both // GATE_AND_UP)
 
 
+def check_counts(held: int, experts: int | None, world: int) -> int:
+    """The experts of all ranks where a rank's weights hold `held`. Raises `ProblemError` when that contradicts `experts`."""
+    if experts is None:
+        return held * world
+    if held not in (experts, experts / world):
+        raise ProblemError(
+            f"The weights hold {held} experts, and experts = {experts} of {world} ranks was said.",
+            f"Pass those of one rank ({experts} ÷ {world}) or of all, or leave experts out.",
+        )
+    return experts
+
+
 def local_part(name: str, tensor: torch.Tensor, layer: Problem, rank: int) -> torch.Tensor:
     """This rank's experts out of all of them, or the tensor itself when it holds no others.
 
     Raises `ProblemError` for another shape or dtype.
     """
+    expect_tensor(name, tensor)
     local = layer.local_experts
     wanted, everything = (plain_shapes(layer, count)[name] for count in (local, layer.experts))
     shape = tuple(tensor.shape)
@@ -57,6 +83,6 @@ def local_part(name: str, tensor: torch.Tensor, layer: Problem, rank: int) -> to
     if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
         raise ProblemError(
             f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and a layer takes bfloat16 weights.",
-            "Convert it; other floating types of two bytes or more are rounded here.",
+            "Convert it to a floating type of two bytes or more; those are rounded here.",
         )
     return tensor if shape == wanted else tensor[rank * local : (rank + 1) * local]

@@ -208,7 +208,7 @@ def _space(facts: KeyFacts, pins: Pins) -> SpacePicture | None:
         return None
     try:
         space = family(facts.problem.family).space(facts.problem, facts.device)
-        found = (space.restrict(pins) if pins else space).enumerate()
+        found = (space.restrict(pins) if pins else space).count()
     except TktuneError:
         return None
-    return SpacePicture(found.total, len(found), found.waterfall)
+    return SpacePicture(found.total, found.feasible, found.waterfall)

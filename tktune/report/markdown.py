@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tktune.moe.parts import is_layer
 from tktune.report.model import Attribution, ProblemReport, Report, RunTime, SpacePicture, lookup_command
 from tktune.report.text import bar, count_text, ratio_text, seconds_text, time_text
 
@@ -115,6 +116,7 @@ def _circumstances(p: ProblemReport) -> str:
             f"- Policy: {policy.name}: {policy.launch_mode} launch, {policy.cache_state} cache, "
             f"{policy.iterations} iterations (first {policy.first_iterations}), clocks {policy.clocks}, "
             f"routing seeds {seeds}",
+            *(["- Default: the winners of both kernels, each found alone"] if is_layer(p.problem) else []),
             f"- When: {when or '–'}{verified}",
             f"- Tried: {count_text(p.configs_tried, 'config')}"
             + (f" of {p.space.feasible} feasible" if p.space else "")
@@ -153,9 +155,14 @@ def _finalists(p: ProblemReport) -> str:
     ]
     text = table(["role", "time", "to fastest", "samples", "config", "verdict"], rows, right=(1, 2, 3))
     band = (
-        "" if p.tie_band is None else f" of {p.tie_band:.1%} (1 % or the measured noise, {p.noise or 0:.1%})"
+        ""
+        if p.tie_band is None
+        else f" of {p.tie_band:.1%} (the measured noise is {p.noise or 0:.1%}, and the band at least 1%)"
     )
-    return f"{text}\n\nInside the tie band{band} the order is: default, fewer resources, digest."
+    return (
+        f"{text}\n\nFinalists that differ by less than the tie band{band} count as equal; of these the default "
+        "is chosen, else what takes the fewest resources, else what comes first by digest."
+    )
 
 
 def _chosen(chosen: bool, reason: str) -> str:

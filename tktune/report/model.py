@@ -7,10 +7,10 @@ from statistics import median
 
 from tktune.core.config import Config, Value
 from tktune.core.device import DeviceClass
+from tktune.core.feasible import WaterfallRow
 from tktune.core.policy import Policy
 from tktune.core.problem import Problem
 from tktune.core.rehearsal import rehearsal_name
-from tktune.core.space import WaterfallRow
 from tktune.search.account import Spent
 
 

@@ -35,7 +35,13 @@ def decided_by_rank_zero(group: Any, decide: Any) -> Any:
     return message["result"]
 
 
-def unanimous(group: Any, what: str, mine: str, failure: TktuneError | None = None) -> None:
+def unanimous(
+    group: Any,
+    what: str,
+    mine: str,
+    failure: TktuneError | None = None,
+    way_out: str = "Use one version and one cache on all ranks.",
+) -> None:
     """Every rank must say the same `mine` (a digest, say) and none may have failed; otherwise all raise.
 
     `what` names the thing in the sentence. A rank that failed raises its own error, the others `RanksDisagree`.
@@ -54,6 +60,4 @@ def unanimous(group: Any, what: str, mine: str, failure: TktuneError | None = No
         )
     if len({s["mine"] for s in said}) > 1:
         spoken = ", ".join(f"rank {rank}: {s['mine'][:16]}" for rank, s in enumerate(said))
-        raise RanksDisagree(
-            f"Ranks hold different {what} ({spoken}).", "Use one version and one cache on all ranks."
-        )
+        raise RanksDisagree(f"Ranks hold different {what} ({spoken}).", way_out)

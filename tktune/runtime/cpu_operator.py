@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tktune.core import tables_torch
-from tktune.core.errors import ArtifactError, LaunchFailed, ProblemError, RoutingError
-from tktune.core.tables import ScheduleTables
+from tktune.core.errors import RoutingError
 from tktune.families import abi, glu
-from tktune.families.abi import CpuKernel, Globals, Machine
-from tktune.families.control_page import SLOT_BYTES, ControlPage
-from tktune.families.parallel_tensor import ParallelTensor
-from tktune.runtime.agree import unanimous
+from tktune.families.abi import Globals
 from tktune.runtime.choice import Choice
+from tktune.runtime.cpu_seat import NO_EXPERT, CpuSeat, check_ids, expect, point, weights_shape
 from tktune.runtime.operator import Plan
 
-NO_EXPERT = -1  # an id that picks none, of tokens that are not there
 BARRIER_BYTES = 4096  # the barrier words lead a symmetric buffer; token rows follow
 
 
@@ -31,37 +25,16 @@ class CpuOperator:
         self.choice = choice
         self.problem = problem = choice.problem
         self.capacity = problem.capacity_rows
-        self._group = group
-        self._rank = 0
-        if group is not None:
-            import torch.distributed as dist
-
-            self._rank = dist.get_rank(group)
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                raise ArtifactError(f"{path} changed while it was loaded.", "Run `tktune cache verify`.")
-        self._kernel = CpuKernel(path)
         nbytes = BARRIER_BYTES + problem.tokens * problem.hidden * 2
-        if group is None:
-            self._memory = ParallelTensor.attach(ParallelTensor.create_fds(1, nbytes), 0, nbytes)
-        else:
-            self._memory = ParallelTensor.from_group(group, nbytes)
+        self._seat = CpuSeat(group, path, sha256, nbytes, choice.device.sm_count, spin_limit_s)
         self._input = torch.frombuffer(
-            self._memory.buffer(self._rank), dtype=torch.bfloat16, offset=BARRIER_BYTES
+            self._seat.memory.buffer(self._seat.rank), dtype=torch.bfloat16, offset=BARRIER_BYTES
         ).view(problem.tokens, problem.hidden)
         fused = problem.family == "dispatch_gemm"
         self._gathered = torch.empty((self.capacity, problem.hidden) if fused else (0,), dtype=torch.bfloat16)
         self._separate = glu.is_separate(choice.config)
         self._packed = torch.empty(
             (self.capacity, problem.cols) if self._separate else (0,), dtype=torch.bfloat16
-        )
-        self._control = ControlPage.create(1)
-        self._sequence = 0
-        self._machine = Machine(
-            seats=choice.device.sm_count,
-            spin_limit_ns=round(spin_limit_s * 1e9),
-            abort_word=self._control.abort_address,
-            report=self._control.address(0),
         )
         self._globals = self._launch_globals()
 
@@ -79,19 +52,17 @@ class CpuOperator:
         self, x: torch.Tensor, weights: torch.Tensor, plan: Plan, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         problem = self.problem
-        ekn = problem.weight_layout == "ekn"
-        matrix = (problem.hidden, problem.cols) if ekn else (problem.cols, problem.hidden)
-        _expect("weights", weights, (problem.local_experts, *matrix))
+        expect("weights", weights, weights_shape(problem))
         if out is None:
             out = torch.empty(self.capacity, problem.out_cols, dtype=torch.bfloat16)
-        _expect("out", out, (self.capacity, problem.out_cols))
+        expect("out", out, (self.capacity, problem.out_cols))
         if problem.family == "dispatch_gemm":
-            _expect("x", x, (problem.tokens, problem.hidden))
+            expect("x", x, (problem.tokens, problem.hidden))
             if x.data_ptr() != self._input.data_ptr():
                 self._input.copy_(x)
             gathered = self._gathered
         else:
-            _expect("x", x, (max(x.shape[0], plan.rows), problem.hidden))
+            expect("x", x, (max(x.shape[0], plan.rows), problem.hidden))
             gathered = x
         self._launch(gathered, weights, plan, out)
         if problem.family == "dispatch_gemm":
@@ -103,47 +74,28 @@ class CpuOperator:
 
     def close(self) -> None:
         """End the kernel's threads and let the symmetric memory go. Not collective: a dead peer cannot hold it up."""
-        self._kernel.close()
-        self._group = None
         self._input = torch.empty(0, dtype=torch.bfloat16)
-        self._memory.close()
-        self._control.close()
+        self._seat.close()
 
     @property
     def _table_rank(self) -> int:
-        return self._rank if self.problem.ep_rank is None else self.problem.ep_rank
+        return self._seat.rank if self.problem.ep_rank is None else self.problem.ep_rank
 
     def _everyones_ids(self, topk_ids: torch.Tensor) -> torch.Tensor:
         """(ranks, tokens, top_k) int32, checked; wrong ids on one rank are an error on all."""
-        problem = self.problem
+        problem, seat = self.problem, self._seat
         mine = (problem.tokens, problem.top_k)
-        shape = (problem.expert_ranks, *mine) if self._group is None else mine
-        if self._group is None and problem.expert_ranks == 1 and tuple(topk_ids.shape) == mine:
+        shape = (problem.expert_ranks, *mine) if seat.alone else mine
+        if seat.alone and problem.expert_ranks == 1 and tuple(topk_ids.shape) == mine:
             topk_ids = topk_ids[None]
         failure = None
-        if tuple(topk_ids.shape) != shape:
-            failure = RoutingError(f"topk_ids is {tuple(topk_ids.shape)}, and the problem asks for {shape}.")
-        else:
-            ordered = topk_ids.sort(dim=-1).values
-            if bool((topk_ids < NO_EXPERT).any() or (topk_ids >= problem.experts).any()):
-                failure = RoutingError(
-                    f"topk_ids holds ids outside 0..{problem.experts - 1}.", "Use global expert ids."
-                )
-            elif bool(((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] != NO_EXPERT)).any()):
-                failure = RoutingError(
-                    "topk_ids names an expert twice for one token.", "A token picks distinct experts."
-                )
-        if self._group is None:
-            if failure is not None:
-                raise failure
-            return topk_ids.to(torch.int32)
-        import torch.distributed as dist
-
-        unanimous(self._group, "plans", "", failure)
-        ids = topk_ids.to(torch.int32).contiguous()
-        everyone = [torch.empty_like(ids) for _ in range(problem.world)]
-        dist.all_gather(everyone, ids, group=self._group)
-        return torch.stack(everyone)
+        try:
+            check_ids(topk_ids, shape, problem, NO_EXPERT)
+        except RoutingError as error:
+            failure = error
+        seat.all_or_none(failure)
+        ids = topk_ids.to(torch.int32)
+        return ids if seat.alone else seat.gathered(ids)
 
     def _launch_globals(self) -> Globals:
         """The launch arguments that no call changes."""
@@ -152,7 +104,7 @@ class CpuOperator:
         fused = problem.family == "dispatch_gemm"
         communicating = config.number("num_comm_sms") if fused else 0
         g = Globals(
-            rank=self._rank,
+            rank=self._seat.rank,
             world=problem.world,
             hidden=problem.hidden,
             cols=problem.cols,
@@ -169,55 +121,26 @@ class CpuOperator:
             roles=abi.FUSED if fused else abi.COMPUTE,
         )
         for rank in range(problem.world):
-            g.barrier[rank] = self._memory.peer(rank)
-            g.x[rank] = self._memory.peer(rank) + BARRIER_BYTES
+            g.barrier[rank] = self._seat.memory.peer(rank)
+            g.x[rank] = self._seat.memory.peer(rank) + BARRIER_BYTES
         return g
 
     def _launch(self, gathered: torch.Tensor, weights: torch.Tensor, plan: Plan, out: torch.Tensor) -> None:
         g, tables = self._globals, plan.tables
-        _point(g, tables)
-        g.num_pad_blocks, g.num_pull_tokens = tables.num_pad_blocks, tables.pull_tokens.shape[0]
+        point(g, tables)
         g.arrivals, g.dispensers = plan.arrivals.data_ptr(), plan.dispensers.data_ptr()
         g.gathered, g.weights, g.out = gathered.data_ptr(), weights.data_ptr(), out.data_ptr()
         g.packed = self._packed.data_ptr() if self._separate else None
-        g.start_sequence = self._next_sequence() if self.problem.world > 1 else 0
+        g.start_sequence = self._seat.next_sequence() if self.problem.world > 1 else 0
         roles = g.roles
-        self._raise_unless_done(self._kernel.launch(g, self._machine).end)
+        self._seat.launch(g)
         if self._separate:
             g.roles, g.start_sequence = abi.FINISH, 0
             try:
-                self._raise_unless_done(self._kernel.launch(g, self._machine).end)
+                self._seat.launch(g)
             finally:
                 g.roles = roles
 
     def _barrier(self) -> None:
         if self.problem.world > 1:
-            self._raise_unless_done(self._kernel.barrier(self._globals, self._machine, self._next_sequence()))
-
-    def _next_sequence(self) -> int:
-        self._sequence += 1
-        return self._sequence
-
-    def _raise_unless_done(self, end: int) -> None:
-        if end == abi.DONE:
-            return
-        report = self._control.report(0)
-        ctypes.memset(self._control.address(0), 0, SLOT_BYTES)
-        if report is not None:
-            raise LaunchFailed(
-                f"{report.sentence} It gave up.", "Look at that rank's own error, then load again."
-            )
-        abi.raise_unless_done(end, self._rank)
-
-
-def _point(g: Globals, tables: ScheduleTables) -> None:
-    for name in ("pull_indices", "block_expert", "block_rows", "pull_tokens", "pull_slots"):
-        setattr(g, name, getattr(tables, name).data_ptr())
-
-
-def _expect(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape or tensor.dtype != torch.bfloat16 or not tensor.is_contiguous():
-        raise ProblemError(
-            f"{name} is {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-            f"{'' if tensor.is_contiguous() else ', not contiguous'}, and the operator takes {shape} bfloat16, contiguous."
-        )
+            self._seat.barrier(self._globals)

@@ -5,30 +5,27 @@ peer is on the device, so that plan and call can be captured in a CUDA graph.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from tktune.core.errors import ArtifactError, ProblemError, RoutingError, TktuneError
+from tktune.core.errors import ProblemError
 from tktune.families.cuda import dispatch_globals as wire
 from tktune.families.cuda import plan_globals as schedule_mirror
-from tktune.families.cuda.driver import current_stream, synchronize
+from tktune.families.cuda.driver import current_stream
 from tktune.families.cuda.launch import Launch
 from tktune.families.cuda.module import verified
-from tktune.families.cuda.symmetric import HEADER_BYTES, MEETING
-from tktune.families.cuda.tensor_map import TensorMaps
+from tktune.families.cuda.symmetric import HEADER_BYTES
 from tktune.families.dispatch_gemm.planner_cuda import Planner, plan_entry
 from tktune.families.dispatch_gemm.tables_cuda import DeviceTables
 from tktune.families.formulas import round_up
 from tktune.families.gemm_combine import plan_globals as tables_mirror
 from tktune.families.gemm_combine.fused_launch import launch_tables, packed_launch, rank_memory
 from tktune.families.gemm_combine.globals_cuda import QUEUE_WORDS
-from tktune.families.gemm_combine.launch_cuda import CombineModule
 from tktune.families.gemm_combine.layout import SymmetricLayout
+from tktune.families.gemm_combine.module_cuda import CombineModule
 from tktune.families.gemm_combine.planner_cuda import CombinePlanner, combine_plan_entry, listing_of
 from tktune.runtime import cuda_combine_library
-from tktune.runtime.choice import Choice
 from tktune.runtime.combine_operator import (
     CombinePlan,
     check_ids_given,
@@ -37,15 +34,11 @@ from tktune.runtime.combine_operator import (
 )
 from tktune.runtime.cuda_combine_plan import CudaCombinePlan
 from tktune.runtime.cuda_dispatch_plan import CudaDispatchPlan
-from tktune.runtime.cuda_output import OutputMaker
-from tktune.runtime.cuda_seat import CudaSeat
+from tktune.runtime.cuda_ranks_operator import BF16, CudaRanksOperator, keep
 from tktune.runtime.operator import Plan
 
-_KEPT_LAUNCHES = 256
-_BF16 = torch.bfloat16
 
-
-class CudaCombineOperator:
+class CudaCombineOperator(CudaRanksOperator):
     """`tktune.runtime.combine_operator.CombineOperator` on the current GPU of each rank of a group.
 
     Making it is collective. Each rank makes the same plans and calls in the same order, in one stream. One meeting of
@@ -54,29 +47,8 @@ class CudaCombineOperator:
     for no host, and count on the device, so a graph that captured them can be replayed.
     """
 
-    def __init__(
-        self,
-        choice: Choice,
-        path: Path,
-        sha256: str,
-        group: Any,
-        spin_limit_s: float,
-        capacity: int | None = None,
-    ) -> None:
-        self.choice = choice
-        self.problem = problem = choice.problem
-        self.capacity = _capacity(choice, capacity)
-        self._seat = seat = CudaSeat(group, problem.world)
-        self._open = True
-        try:
-            seat.guarded(lambda: self._load(path, sha256, spin_limit_s))
-            self._share()
-            seat.guarded(self._allocate)
-            seat.guarded(lambda: seat.trust_peers(self._module.self_test, self._guard))
-        except TktuneError:
-            self._release()
-            raise
-        self.number = cuda_combine_library.enter(self)
+    _module: CombineModule
+    _rows: torch.Tensor | None = None
 
     # Making it.
 
@@ -84,10 +56,7 @@ class CudaCombineOperator:
         device = self.choice.device
         self._guard = self._seat.attach(device.sm_count, spin_limit_s)
         self._module = CombineModule(verified(path, sha256), device.sm_count, device.smem_optin_bytes)
-        if self._module.world != self.problem.world:
-            raise ArtifactError(
-                f"{path} was built for {self._module.world} ranks.", "Build it for this world."
-            )
+        self._module.expect_world(self.problem.world, path)
         self._schedule_entry = plan_entry(self._module, schedule_mirror.shared_bytes(self.problem))
         self._tables_entry = combine_plan_entry(self._module, self.problem)
 
@@ -98,9 +67,7 @@ class CudaCombineOperator:
         schedules_at = round_up(self._layout.bytes, 1024)
         tables_at = schedules_at + schedule_mirror.region_bytes(problem)
         memory = self._seat.share(tables_at + tables_mirror.region_bytes(problem))
-        self._rows: torch.Tensor | None = memory.tensor(
-            _BF16, (self._layout.num_rows, problem.cols), self._layout.rows
-        )
+        self._rows = memory.tensor(BF16, (self._layout.num_rows, problem.cols), self._layout.rows)
         self._regions = memory.addresses(schedules_at), memory.addresses(tables_at)
 
     def _allocate(self) -> None:
@@ -110,24 +77,20 @@ class CudaCombineOperator:
             torch.zeros(n, dtype=torch.int32, device=device)
             for n in (self._layout.landed_stride, QUEUE_WORDS, 2)
         )
-        self._sequence = torch.zeros(1, dtype=torch.int64, device=device)
+        self._make_ready((problem.tokens, problem.cols))
         self._where = rank_memory(
             self._layout, memory, self._finished, self._queue, self._dispenser, self._sequence
         )
         self._schedules = Planner(problem, self._regions[0], guard, device, self.capacity)
         listing = listing_of(self.choice.config, problem)
         self._planner = CombinePlanner(problem, self._regions[1], guard, device, listing)
-        arguments = wire.packed_meeting(memory.addresses(MEETING), self._sequence.data_ptr(), guard)
-        self._meet = Launch(self._module.meet, 1, 32, 0, arguments)
-        self._maps = TensorMaps()
-        self._launches: dict[tuple[int, ...], tuple[Launch, tuple[Any, ...]]] = {}
-        self._plan_launches: dict[tuple[int, ...], Launch] = {}
-        ekn = problem.weight_layout == "ekn"
-        matrix = (problem.hidden, problem.cols) if ekn else (problem.cols, problem.hidden)
-        self._weights_shape = (problem.local_experts, *matrix)
-        self._out_shape = (problem.tokens, problem.cols)
-        self._make_out = OutputMaker(self._out_shape, self._seat.index)
         torch.cuda.synchronize(self._seat.index)
+
+    def _enter(self) -> int:
+        return cuda_combine_library.enter(self)
+
+    def _leave(self) -> None:
+        cuda_combine_library.leave(self.number)
 
     # Plans.
 
@@ -168,11 +131,8 @@ class CudaCombineOperator:
                     "Fill that schedule, or make a new plan.",
                 )
         check_ids_given(topk_ids, schedule)
-        if topk_ids is not None and tuple(topk_ids.shape) != (problem.tokens, problem.top_k):
-            raise RoutingError(
-                f"topk_ids is {tuple(topk_ids.shape)}, and the problem asks for {(problem.tokens, problem.top_k)}.",
-                "Pass the ids of this rank's tokens.",
-            )
+        if topk_ids is not None:
+            self._expect_ids(topk_ids)
         if out is not None:
             assert isinstance(out, CudaCombinePlan)
             return out
@@ -189,19 +149,6 @@ class CudaCombineOperator:
             )
         return CudaCombinePlan(schedule, self._planner.tables(), self._seat.rank, False)
 
-    def enqueue_schedule(self, ids: torch.Tensor, schedule: torch.Tensor) -> None:
-        """Fill a schedule's memory on the current stream."""
-        if ids.dtype not in (torch.int32, torch.int64) or ids.device != self._seat.device:
-            ids = ids.to(self._seat.device, torch.int32)
-        ids = ids.contiguous()
-        key = (ids.data_ptr(), ids.element_size(), schedule.data_ptr())
-        launch = self._plan_launches.get(key)
-        if launch is None:
-            tables = DeviceTables(self.problem, self.capacity, self._seat.device, schedule)
-            launch = self._schedules.launch(self._schedule_entry, ids, tables)
-            self._keep(key, launch.without_buffers(self._module, self._schedules))
-        launch(current_stream(self._seat.index))
-
     def enqueue_tables(
         self, topk_weights: torch.Tensor, schedule: torch.Tensor, memory: torch.Tensor
     ) -> None:
@@ -213,13 +160,8 @@ class CudaCombineOperator:
             held = DeviceTables(self.problem, self.capacity, self._seat.device, schedule)
             tables = self._planner.tables(memory)
             launch = self._planner.launch(self._tables_entry, topk_weights, held, tables)
-            self._keep(key, launch.without_buffers(self._module, self._planner))
+            keep(self._plan_launches, key, launch.without_buffers(self._module, self._planner))
         launch(current_stream(self._seat.index))
-
-    def _keep(self, key: tuple[int, ...], launch: Launch) -> None:
-        if len(self._plan_launches) >= _KEPT_LAUNCHES:
-            self._plan_launches.clear()
-        self._plan_launches[key] = launch
 
     # Calls.
 
@@ -234,7 +176,7 @@ class CudaCombineOperator:
         assert isinstance(plan, CudaCombinePlan)
         if is_dynamo_compiling():
             if out is None:
-                out = torch.empty(self._out_shape, dtype=_BF16, device=self._seat.device)
+                out = torch.empty(self._out_shape, dtype=BF16, device=self._seat.device)
             schedule, memory = plan.schedule.memory, plan.memory
             torch.ops.tktune.gemm_combine(activations, weights, out, schedule, memory, self.number)
             return out
@@ -273,9 +215,7 @@ class CudaCombineOperator:
         found = self._launches.get(key)
         if found is None or found[1] != what:
             found = (self._bind(activations, weights, out, schedule, memory), what)
-            if len(self._launches) >= _KEPT_LAUNCHES:
-                self._launches.clear()
-            self._launches[key] = found
+            keep(self._launches, key, found)
         stream = current_stream(self._seat.index)
         self._meet(stream)
         found[0](stream)
@@ -317,50 +257,6 @@ class CudaCombineOperator:
             self._module.function, grid, facts.threads, self._module.smem_bytes, arguments, (self._module,)
         )
 
-    def _expect(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-        device = self._seat.device
-        ok = tuple(tensor.shape) == shape and tensor.dtype == _BF16 and tensor.device == device
-        if not (ok and tensor.is_contiguous()):
-            raise ProblemError(
-                f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, and the problem asks for "
-                f"contiguous bfloat16 {shape} on {device}.",
-                "Pass that, or load an operator for this shape.",
-            )
-
-    # The end.
-
-    def check(self) -> None:
-        """Wait for the current stream. Raises `LaunchFailed` when a peer did not come, `RoutingError` for ids that own
-        schedules left out (on every rank) and for rows that did not fit `capacity` (on this rank).
-        """
-        with self._seat.launching():
-            synchronize(current_stream(self._seat.index))
-        self._schedules.raise_wrong()
-
-    def close(self) -> None:
-        """Free everything, together with the other ranks; one that died delays this by seconds and no more.
-
-        Launches under way get a moment to end, then they are told to stop. No graph that captured a plan or a call
-        may be replayed after this.
-        """
-        if not self._open:
-            return
-        cuda_combine_library.leave(self.number)
-        self._seat.let_end()
-        self._launches.clear()
-        self._plan_launches.clear()
-        self._release()
-
     def _release(self) -> None:
-        self._open, self._rows = False, None
-        self._seat.release()
-
-
-def _capacity(choice: Choice, asked: int | None) -> int:
-    """Rows of the activations, whole pad blocks."""
-    problem = choice.problem
-    if asked is None:
-        return problem.capacity_rows
-    if asked < 1:
-        raise ProblemError(f"capacity = {asked} holds no row.", "Give at least one row.")
-    return min(round_up(asked, problem.pad), problem.capacity_rows)
+        self._rows = None
+        super()._release()

@@ -4,7 +4,6 @@ and the same call as a `torch.library` operator for torch.compile.
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from tktune.families.cuda.module import Module, verified
 from tktune.families.cuda.tensor_map import TensorMaps
 from tktune.families.grouped_gemm.launch_cuda import gemm_launch
 from tktune.runtime.choice import Choice
+from tktune.runtime.cuda_library import Numbered, define
 from tktune.runtime.cuda_output import OutputMaker
 from tktune.runtime.operator import Plan
 
@@ -31,8 +31,6 @@ _KEPT_LAUNCHES = 256
 _BF16 = torch.bfloat16
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or current_stream
 _DISPENSER_AT = 4  # words kept free at the workspace's start, so that the walk lies on 16 bytes
-_OPERATORS: weakref.WeakValueDictionary[int, CudaOperator] = weakref.WeakValueDictionary()
-_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,7 @@ class CudaOperator:
         self._make_out = OutputMaker(self._out_shape, index)
         self._input: torch.Tensor | None = None
         self._longest_first = choice.config["walk"] == "longest"
-        self.number = next(_numbers)
-        _OPERATORS[self.number] = self
+        self.number = OPERATORS.enter(self)
 
     @property
     def input(self) -> torch.Tensor:
@@ -166,7 +163,7 @@ class CudaOperator:
 
     def close(self) -> None:
         """Forget everything. No graph that captured a call may be replayed after this."""
-        _OPERATORS.pop(self.number, None)
+        OPERATORS.leave(self.number)
         self._launches.clear()
         self._input = None
         self._control.close()
@@ -236,12 +233,9 @@ def _sm_count(index: int) -> int:
     return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
-# The library form. It returns nothing: an operator that returned a buffer it owns would be broken by graphs.
+# The library form.
 
-_LIBRARY = torch.library.Library("tktune", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
-    "grouped_gemm(Tensor x, Tensor weights, Tensor(a!) out, Tensor(b!) workspace, int rows, int number) -> ()"
-)
+OPERATORS = Numbered[CudaOperator]()
 
 
 def _launch_by_number(
@@ -252,24 +246,10 @@ def _launch_by_number(
     rows: int,
     number: int,
 ) -> None:
-    operator = _OPERATORS.get(number)
-    if operator is None:
-        raise ProblemError(
-            f"Operator {number} was closed.", "Keep it open as long as compiled code calls it."
-        )
-    operator.enqueue(x, weights, out, workspace, workspace.data_ptr(), rows)
+    OPERATORS.get(number).enqueue(x, weights, out, workspace, workspace.data_ptr(), rows)
 
 
-def _fake(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    out: torch.Tensor,
-    workspace: torch.Tensor,
-    rows: int,
-    number: int,
-) -> None:
-    """`out` and `workspace` are written, nothing is returned: there is no shape to infer."""
-
-
-_LIBRARY.impl("grouped_gemm", _launch_by_number, "CUDA")  # type: ignore[no-untyped-call]
-torch.library.register_fake("tktune::grouped_gemm", _fake, lib=_LIBRARY)
+define(
+    "grouped_gemm(Tensor x, Tensor weights, Tensor(a!) out, Tensor(b!) workspace, int rows, int number) -> ()",
+    _launch_by_number,
+)

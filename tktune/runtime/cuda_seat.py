@@ -10,18 +10,17 @@ from typing import Any
 
 import torch
 
-from tktune.core.errors import GangError, LaunchFailed, ProblemError, TktuneError
+from tktune.core.errors import LaunchFailed, ProblemError, TktuneError
 from tktune.families.control_page import ControlPage
 from tktune.families.cuda.control import Control
 from tktune.families.cuda.driver import Handle, attach, current_stream
 from tktune.families.cuda.gemm_globals import Guard
-from tktune.families.cuda.symmetric import MemfdExchange, SymmetricMemory, try_peers
+from tktune.families.cuda.symmetric import MemfdExchange, SymmetricMemory, trust_peers
 from tktune.runtime.agree import unanimous
 from tktune.runtime.cuda_exchange import each_on_its_own_gpu, shared_files
 
 EXCHANGE_S = 120.0  # ranks load and allocate at their own pace
 LAST_CALLS_S = 5.0  # what a closing operator grants its launches before it tells them to stop
-SELF_TEST_ROUNDS = 64
 
 
 class CudaSeat:
@@ -43,7 +42,11 @@ class CudaSeat:
         self._fds: tuple[int, ...] = ()
         each_on_its_own_gpu(group, self.index)
         self._page = ControlPage.create(world)
-        self._fds = shared_files(group)
+        try:
+            self._fds = shared_files(group)
+        except TktuneError:
+            self._page.close()
+            raise
 
     def guarded(self, step: Callable[[], None]) -> None:
         """A step of this rank alone that all must get through."""
@@ -78,10 +81,7 @@ class CudaSeat:
     def trust_peers(self, self_test: Handle, guard: Guard) -> None:
         """The self-test of all pairs. Raises `GangError` when this rank cannot trust its peers' memory."""
         assert self.memory is not None
-        with self.launching():
-            wrong = try_peers(self_test, self.memory, guard, 0, SELF_TEST_ROUNDS, current_stream(self.index))
-        if wrong:
-            raise GangError(wrong, "Check the topology and the IOMMU settings; run `tktune doctor`.")
+        trust_peers(self_test, self.memory, guard, self.launching(), current_stream(self.index))
 
     def launching(self) -> contextlib.AbstractContextManager[None]:
         """Around launches and the wait for them: raises `LaunchFailed` for a fault."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tktune.core.tables import ScheduleTables
     from tktune.runtime.combine_operator import CombineOperator
 
-SPIN_LIMIT_S = 30.0
+SPIN_LIMIT_S, MOST_SPIN_LIMIT_S = 30.0, 86400.0
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,10 @@ def load(
 
     The first rank looks up and all take its choice. The artifact comes from the cache, verified; when it is not
     there, `build=True` builds it and otherwise `ArtifactError` names that way out. All ranks hold one artifact
-    digest or all raise. `spin_limit_s` bounds every wait inside the kernel. `capacity` is the rows of a dispatch's output
-    or a combine's input on GPUs, where the routing is known to need fewer than the worst one. `finish` "swiglu" makes silu(gate) · up of
-    columns that `tktune.pack_glu` packed; `cols` counts gate and up together.
+    digest or all raise. `spin_limit_s` bounds every wait inside the kernel. `capacity` is the rows of a dispatch's
+    output or a combine's input on GPUs, where the routing is known to need fewer than the worst one; the same on all
+    ranks. `finish` "swiglu" makes silu(gate) · up of columns that `tktune.pack_glu` packed; `cols` counts gate and up
+    together.
 
     >>> op = tktune.load("dispatch_gemm", hidden=4096, cols=3072, experts=64, top_k=8, tokens=2048,
     ...                  group=dist.group.WORLD)                                    # doctest: +SKIP
@@ -194,11 +195,14 @@ def operator_of(
     """The operator that runs `choice`, the same one on every rank: `load` without its lookup. Collective."""
     artifact, failure = None, None
     try:
+        _check_words(choice, spin_limit_s, capacity)
         artifact = _artifact(choice, cache or cache_root(), build)
     except TktuneError as error:
         failure = error
     if group is not None:
         unanimous(group, "artifacts", artifact.digest if artifact else "", failure)
+        # Peers' addresses are reckoned from it.
+        unanimous(group, "capacities", str(capacity), way_out="Pass the same capacity on all ranks.")
     elif failure is not None:
         raise failure
     assert artifact is not None
@@ -211,10 +215,6 @@ def operator_of(
         from tktune.runtime.cuda_combine_operator import CudaCombineOperator
 
         return CudaCombineOperator(choice, artifact.path, artifact.sha256, group, spin_limit_s, capacity)
-    if capacity is not None:
-        raise WordsError(
-            f"{choice.problem.family} on {choice.device.backend} takes no capacity.", "Leave capacity out."
-        )
     if choice.device.backend == "cuda":
         from tktune.runtime.cuda_operator import CudaOperator
 
@@ -226,6 +226,21 @@ def operator_of(
     from tktune.runtime.cpu_operator import CpuOperator
 
     return CpuOperator(choice, artifact.path, artifact.sha256, group, spin_limit_s)
+
+
+def _check_words(choice: Choice, spin_limit_s: float, capacity: int | None) -> None:
+    if not 0 < spin_limit_s <= MOST_SPIN_LIMIT_S:
+        raise WordsError(
+            f"spin_limit_s = {spin_limit_s} bounds no wait.",
+            f"Give seconds, more than 0 and at most {MOST_SPIN_LIMIT_S:.0f}.",
+        )
+    if capacity is None:
+        return
+    family, backend = choice.problem.family, choice.device.backend
+    if backend != "cuda" or family == "grouped_gemm":
+        raise WordsError(f"{family} on {backend} takes no capacity.", "Leave capacity out.")
+    if not isinstance(capacity, int) or capacity < 1:
+        raise WordsError(f"capacity = {capacity!r} holds no row.", "Give at least one row.")
 
 
 def _artifact(choice: Choice, root: Path, build: bool) -> Any:

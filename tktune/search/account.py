@@ -21,6 +21,7 @@ _RANKS = {
     "load": "loading",
     "gate": "gating",
     "time": "timing",
+    "report": "reporting",
 }
 BUSY = ("gating", "timing")
 BETWEEN = "between commands"

@@ -6,33 +6,30 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 from collections.abc import Iterator
 
-_lock = threading.Lock()
-_depth = 0
-_usual = True
+from tktune.search.together import Together
 
 
-@contextlib.contextmanager
-def laid_aside() -> Iterator[None]:
+def _off() -> bool:
+    usual = gc.isenabled()
+    gc.disable()
+    return usual
+
+
+def _lay_aside(usual: bool) -> None:
+    gc.freeze()
+    if usual:
+        gc.enable()
+
+
+_aside = Together(_off, _lay_aside)
+
+
+def laid_aside() -> contextlib.AbstractContextManager[None]:
     """Nothing is collected inside, by whichever thread; what is there at the end is not looked at by later collections,
     until `all_looked_at`."""
-    global _depth, _usual
-    with _lock:
-        if _depth == 0:
-            _usual = gc.isenabled()
-            gc.disable()
-        _depth += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _depth -= 1
-            if _depth == 0:
-                gc.freeze()
-                if _usual:
-                    gc.enable()
+    return _aside.inside()
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from tktune.core.config import Config
 from tktune.core.device import DeviceClass
+from tktune.core.feasible import WaterfallRow
 from tktune.core.problem import Problem
-from tktune.core.space import WaterfallRow
 
 
 @dataclass(frozen=True)

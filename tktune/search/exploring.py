@@ -102,9 +102,7 @@ class Search:
 
     def run(self) -> Found:
         """Search until the budget, the space or the user ends it. Raises what cache, gang and store raise."""
-        self._enough = self._ledger.says_enough(
-            self._bench.plan.iterations
-        )  # an earlier run may have come this far
+        self._ask_whether_enough()  # an earlier run may have come this far
         try:
             while True:
                 self._hear()
@@ -146,9 +144,13 @@ class Search:
             self._is_late = True
             self._late()
         if self._ledger.measured >= self._asked_at + _RULE_EVERY and not self._enough:
-            self._asked_at = self._ledger.measured
-            self._enough = self._ledger.says_enough(self._bench.plan.iterations)
+            self._ask_whether_enough()
         return self._ledger.default_tried and (self._budget.search_over or bool(self._enough))
+
+    def _ask_whether_enough(self) -> None:
+        self._asked_at = self._ledger.measured
+        with self._account.driver(DECIDING):
+            self._enough = self._ledger.says_enough(self._bench.plan.iterations)
 
     # What comes back.
 
@@ -170,7 +172,8 @@ class Search:
             self._note("formula", sentence)
         if outcome.artifact is not None:
             self.built += not outcome.cached
-            self._bench.file_artifact(place)
+            with self._account.driver(COMMITTING):
+                self._bench.file_artifact(place)
             self._chooser.made(place.build)
             return
         waiting = [config for config in self._queue if self._ledger.place(config) is place]
@@ -199,7 +202,8 @@ class Search:
             self._costs.note_trial(ended.seconds - ended.load_s)
             if ended.load_s:
                 self._costs.note_load(ended.load_s)
-            self._judged(lane, job, result, ended.drift)
+            with self._account.driver(DECIDING):
+                self._judged(lane, job, result, ended.drift)
         if ended.error is None or job.trial_id is None:
             return
         if result is None:
@@ -252,7 +256,8 @@ class Search:
             return began
         wanted = self._wanted(max(self._builder.jobs, self._at_least))
         self._at_least = 1
-        outcomes = self._builder.build(wanted, lambda: self._stop.requested) if wanted else {}
+        with self._account.driver(WAITING):
+            outcomes = self._builder.build(wanted, lambda: self._stop.requested) if wanted else {}
         for build, outcome in outcomes.items():
             self._take(self._places[build], outcome)
         return bool(wanted) or any(self._ledger.place(config).artifact for config in self._queue)
@@ -354,7 +359,8 @@ class Search:
                 self._listener.on_event(Note(f"Another run is measuring {config}; it is left to that one."))
                 self._ledger.given_up(config)
                 return
-        self._ledger.started(config)
+        with self._account.driver(DECIDING):
+            self._ledger.started(config)
         if broken:
             end = status.refused(broken[0].rule)
             self._bench.file(config, place.digest, end, broken[0].sentence)

@@ -55,7 +55,8 @@ class FeasibleSampler(BaseSampler):
         }
         self._search = PoolSearch(FeasibleRows.of(rows), seed, prior)
         self._lock = threading.RLock()
-        self._settled: set[int] = set()  # numbers of trials whose end is known
+        self._unsettled: list[int] = []  # trials that were looked at and had not ended
+        self._looked_at = 0  # trials, from the first on
         self._held: dict[int, int] = {}  # row by number of an open trial
         self._taken: set[int] = set()  # rows of all trials
 
@@ -127,10 +128,15 @@ class FeasibleSampler(BaseSampler):
 
     def _look(self, study: Study, own: int) -> None:
         """Learn what became of the other trials, in their order."""
-        for trial in study.get_trials(deepcopy=False):
-            if trial.number in self._settled or trial.number == own:
+        trials = study.get_trials(deepcopy=False)  # in the order of their numbers, which count from 0
+        numbers = [*self._unsettled, *range(self._looked_at, len(trials))]
+        self._unsettled, self._looked_at = [], len(trials)
+        for number in numbers:
+            trial = trials[number]
+            if number == own:
+                self._unsettled.append(number)
                 continue
-            row, held = self._row_in(trial), self._held.get(trial.number)
+            row, held = self._row_in(trial), self._held.get(number)
             open_ = not trial.state.is_finished()
             if held is not None and held != row:  # it gave way to another trial
                 self._search.release(held)
@@ -140,13 +146,14 @@ class FeasibleSampler(BaseSampler):
             if row is not None:
                 self._taken.add(row)
                 if open_:
-                    self._held[trial.number] = row
+                    self._held[number] = row
                     self._search.take(row)
                 else:
                     self._search.tell(row, _cost(trial))
-            if not open_:
-                self._settled.add(trial.number)
-                self._held.pop(trial.number, None)
+            if open_:
+                self._unsettled.append(number)
+            else:
+                self._held.pop(number, None)
 
     def _row_in(self, trial: FrozenTrial) -> int | None:
         row = trial.system_attrs.get(ROW)

@@ -230,7 +230,7 @@ def _rows(arms: Sequence[Arm], verdict: Verdict | None, by_best: bool) -> list[V
             reason = f"{arm.end}: {arm.sentence}"
         else:
             ratio = verdict.ratios.get(config) if verdict is not None else None
-            reason = "" if ratio is None else f"{ratio - 1:+.1%} against the fastest finalist"
+            reason = "" if ratio is None else _beside_fastest(ratio)
         rows.append(
             VerificationRow(
                 config,
@@ -243,3 +243,8 @@ def _rows(arms: Sequence[Arm], verdict: Verdict | None, by_best: bool) -> list[V
             )
         )
     return rows
+
+
+def _beside_fastest(ratio: float) -> str:
+    """A finalist's time by that of the fastest, both of the same rounds, for people."""
+    return "the fastest" if ratio == 1 else f"{ratio:.3f} × the fastest's time in the median round"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tktune.core import status
 from tktune.core.config import Config
 from tktune.search import attribution
+from tktune.search.account import WAITING
 from tktune.search.attribution import Attribution, attribution_of
 from tktune.search.budget import Budget
 from tktune.search.building import Builder
@@ -188,7 +189,9 @@ class Finals:
         missing = {build: place.spec for build, place in places.items() if place.artifact is None}
         if not missing:
             return
-        for build, outcome in self._builder.build(missing).items():
+        with self._problem_run.account.driver(WAITING):
+            outcomes = self._builder.build(missing)
+        for build, outcome in outcomes.items():
             places[build].artifact = outcome.artifact
             if outcome.artifact is None:
                 self._listener.on_event(Note(outcome.error_sentence))

@@ -5,40 +5,41 @@ cost more than they save, above all beside compilers and rank processes that use
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from tktune.search.together import Together
+
 # OpenBLAS as distributions and as numpy's wheels name it.
 _NAMES = ("openblas_{}", "openblas_{}64_", "scipy_openblas_{}", "scipy_openblas_{}64_")
-_lock = threading.RLock()
-_depth = 0
-_usual = 0
+
+
+def _one() -> int:
+    found = _threads()
+    if found is None:
+        return 0
+    get, put = found
+    usual = get()
+    put(1)
+    return usual
+
+
+def _as_before(usual: int) -> None:
+    found = _threads()
+    if found is not None:
+        found[1](usual)
+
+
+_single = Together(_one, _as_before)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """OpenBLAS uses one thread inside, and as many as before outside. Does nothing where numpy has another library."""
-    global _depth, _usual
-    found = _threads()
-    if found is None:
+    with _single.inside():
         yield
-        return
-    get, put = found
-    with _lock:
-        if _depth == 0:
-            _usual = get()
-            put(1)
-        _depth += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _depth -= 1
-            if _depth == 0:
-                put(_usual)
 
 
 @cache

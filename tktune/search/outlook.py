@@ -53,10 +53,19 @@ class Outlook:
         ] = {}  # rows of the second model beyond the last fit, in the order in which they came
         self._fitted: list[int] = []  # what the last fit learnt from
         self._fitted_at = -1
+        self._looked_at: tuple[int, tuple[int, ...]] | None = None  # costs and pending rows of the last look
+        self._seen: Targets | None = None  # what came of it
         self.pool = Pool(rows, np.arange(0))
 
     def look(self, costs: dict[int, float], pending: Iterable[int]) -> Targets:
-        """Bring the model up to date: conditioned on `costs`, and on `pending` rows as measured at their mean."""
+        """Bring the model up to date: conditioned on `costs`, which only grow, and on `pending` rows as measured at their
+        mean."""
+        at = len(costs), tuple(pending)
+        if self._seen is None or at != self._looked_at:
+            self._seen, self._looked_at = self._look(costs, at[1]), at
+        return self._seen
+
+    def _look(self, costs: dict[int, float], pending: Iterable[int]) -> Targets:
         done = list(costs)
         limit = min(self._fitted_at * _REFIT_GROWTH, self._fitted_at + _MOST_BETWEEN_FITS)
         if len(done) > self._fitted_at and len(done) >= int(limit):

@@ -15,9 +15,10 @@ from tktune.core import status
 from tktune.core.config import Config, Value
 from tktune.core.device import DeviceClass
 from tktune.core.errors import WordsError
+from tktune.core.feasible import FeasibleSet, WaterfallRow
 from tktune.core.policy import Policy
 from tktune.core.problem import Problem
-from tktune.core.space import Constraint, FeasibleSet, Parameter, Space, WaterfallRow
+from tktune.core.space import Constraint, Parameter, Space
 
 
 @dataclass(frozen=True)

@@ -375,6 +375,8 @@ def _expected(findings: Sequence[Any], place: tuple[Any, ...]) -> str:
         expected = words.get(finding["type"])
         if finding["type"] == "greater_than_equal":
             expected = f"at least {finding['ctx']['ge']}"
+        if finding["type"] == "too_short":
+            expected = "a list of at least one value"
         message = str(finding["msg"]).replace("Input should", "it should").rstrip(".")
         said.append(f"it should be {expected}" if expected else message)
     kinds = [s.removeprefix("it should be ") for s in dict.fromkeys(said) if s.startswith("it should be ")]

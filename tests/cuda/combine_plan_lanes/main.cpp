@@ -106,31 +106,7 @@ int main(int, char** arguments) {
     for (rank_memory& r : ranks)
         for (int peer = 0; peer < world; ++peer) r.G.region[peer] = ranks[peer].region.data();
 
-    lanes::grid.x = blocks;
     lanes::chance.seed(head[12]);
-    std::vector<std::unique_ptr<lanes::warp>> warps;
-    std::vector<std::unique_ptr<lanes::meeting>> teams;
-    for (int rank = 0; rank < world; ++rank)
-        for (int block = 0; block < blocks; ++block) {
-            teams.push_back(std::make_unique<lanes::meeting>(lanes::meeting{tkt::kCombinePlanThreads}));
-            for (int thread = 0; thread < tkt::kCombinePlanThreads; ++thread) {
-                if (thread % 32 == 0) warps.push_back(std::make_unique<lanes::warp>());
-                auto made = std::make_unique<lanes::lane>();
-                made->of = warps.back().get();
-                made->block = teams.back().get();
-                made->thread = {static_cast<unsigned>(thread)};
-                made->index = {static_cast<unsigned>(block)};
-                made->rank = rank;
-                lanes::all.push_back(std::move(made));
-            }
-        }
-    lanes::run();
-
-    std::FILE* out = std::fopen(arguments[2], "wb");
-    for (int plan = 0; plan < plans; ++plan)
-        for (rank_memory& r : ranks) {
-            const size_t words = r.said.size() / plans;
-            std::fwrite(r.said.data() + plan * words, 4, words, out);
-        }
-    return std::fclose(out);
+    lanes::launch(world, blocks, tkt::kCombinePlanThreads);
+    return lanes::write(arguments[2], ranks, plans);
 }

@@ -69,14 +69,6 @@ void arrival(int32_t* word) {
         for (int slot = block * pad; slot < (block + 1) * pad; ++slot) check_row(slot, "a block is complete without its rows");
 }
 
-std::vector<int32_t> table(FILE* file) {
-    int32_t size = 0;
-    if (std::fread(&size, 4, 1, file) != 1) lanes::fail("short file");
-    std::vector<int32_t> values(size);
-    if (size && std::fread(values.data(), 4, size, file) != static_cast<size_t>(size)) lanes::fail("short file");
-    return values;
-}
-
 // UNTIL: that many pad blocks are what an opening block waits for, the next ones each.
 tkt::pad_blocks blocks_of(int block) {
     if (block >= openers || !until) return {0, 0};
@@ -118,8 +110,8 @@ void body() {
 int main(int, char** arguments) {
     FILE* file = std::fopen(arguments[1], "rb");
     if (!file) return 2;
-    head = table(file);  // rows, blocks, tokens wanted, top_k, hidden, pad, world, tokens a rank, this rank
-    pull_indices = table(file), pull_tokens = table(file), pull_slots = table(file), slack = table(file);
+    head = lanes::table(file);  // rows, blocks, tokens wanted, top_k, hidden, pad, world, tokens a rank, this rank
+    pull_indices = lanes::table(file), pull_tokens = lanes::table(file), pull_slots = lanes::table(file), slack = lanes::table(file);
     std::fclose(file);
     const auto number = [&](int i) { return std::atoi(arguments[i]); };
     blocks = number(3), warps = number(4), openers = number(10);

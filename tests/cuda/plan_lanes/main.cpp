@@ -123,31 +123,7 @@ int main(int, char** arguments) {
         r.G.capacity = capacity, r.G.id_bytes = id_bytes, r.G.never_last = 1 << 20, r.G.own_in_place = head[10];
     }
 
-    lanes::grid.x = blocks;
     lanes::chance.seed(head[9]);
-    std::vector<std::unique_ptr<lanes::warp>> warps;
-    std::vector<std::unique_ptr<lanes::meeting>> teams;
-    for (int rank = 0; rank < world; ++rank)
-        for (int block = 0; block < blocks; ++block) {
-            teams.push_back(std::make_unique<lanes::meeting>(lanes::meeting{tkt::kPlanThreads}));
-            for (int thread = 0; thread < tkt::kPlanThreads; ++thread) {
-                if (thread % 32 == 0) warps.push_back(std::make_unique<lanes::warp>());
-                auto made = std::make_unique<lanes::lane>();
-                made->of = warps.back().get();
-                made->block = teams.back().get();
-                made->thread = {static_cast<unsigned>(thread)};
-                made->index = {static_cast<unsigned>(block)};
-                made->rank = rank;
-                lanes::all.push_back(std::move(made));
-            }
-        }
-    lanes::run();
-
-    FILE* out = std::fopen(arguments[2], "wb");
-    for (int plan = 0; plan < plans; ++plan)
-        for (rank_memory& r : ranks) {
-            const size_t words = r.said.size() / plans;
-            std::fwrite(r.said.data() + plan * words, 4, words, out);
-        }
-    return std::fclose(out);
+    lanes::launch(world, blocks, tkt::kPlanThreads);
+    return lanes::write(arguments[2], ranks, plans);
 }

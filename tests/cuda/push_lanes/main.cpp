@@ -144,14 +144,6 @@ void perform(const lanes::copy& one) {
     lanes::keep(one);
 }
 
-std::vector<int32_t> table(FILE* file) {
-    int32_t size = 0;
-    if (std::fread(&size, 4, 1, file) != 1) lanes::fail("short file");
-    std::vector<int32_t> values(size);
-    if (size && std::fread(values.data(), 4, size, file) != static_cast<size_t>(size)) lanes::fail("short file");
-    return values;
-}
-
 }  // namespace
 
 std::vector<std::vector<char>> memory;
@@ -183,13 +175,13 @@ void body() {
 int main(int, char** arguments) {
     FILE* file = std::fopen(arguments[1], "rb");
     if (!file) return 2;
-    const std::vector<int32_t> head = table(file);  // tokens, hidden, pad, top_k, world
+    const std::vector<int32_t> head = lanes::table(file);  // tokens, hidden, pad, top_k, world
     tokens = head[0], hidden = head[1], pad = head[2], top_k = head[3];
     if (head[4] != kWorld) return 2;
     for (rank_tables& r : of)
         for (auto* one : {&r.plan, &r.push_plan, &r.tokens, &r.blocks, &r.expected, &r.gate_sources, &r.pull_indices,
                           &r.pull_tokens, &r.pull_slots, &r.slack})
-            *one = table(file);
+            *one = lanes::table(file);
     std::fclose(file);
     const auto number = [&](int i) { return std::atoi(arguments[i]); };
     blocks = number(2), warps = number(3), pushing = number(9);

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, fields
+from typing import Any
 
 from tktune.core.problem import MAX_WORLD, Problem
 from tktune.families.cuda.dispatch_globals import NEVER_LAST, packed_guard
@@ -66,16 +67,22 @@ def packed_plan(
 
     `own_in_place`: arrivals count this rank's own rows from the start, for launches that read them where they are.
     """
+    numbers = (problem.world, problem.tokens, problem.top_k, problem.experts, problem.pad)
+    return packed_table_kernel(
+        region, addresses, guard, (*numbers, capacity, id_bytes, NEVER_LAST, int(own_in_place), 0)
+    )
+
+
+def packed_table_kernel(
+    region: tuple[int, ...], addresses: Any, guard: Guard, numbers: tuple[int, ...]
+) -> bytes:
+    """What a kernel that fills tables takes: every rank's region, a dataclass of addresses, the guard, int32 numbers."""
     padded = (*region, *(0,) * (MAX_WORLD - len(region)))
-    pointers = (getattr(addresses, field.name) for field in fields(addresses))
+    pointers = [getattr(addresses, field.name) for field in fields(addresses)]
     return (
-        struct.pack(f"<{MAX_WORLD + _POINTERS}Q", *padded, *pointers)
+        struct.pack(f"<{MAX_WORLD + len(pointers)}Q", *padded, *pointers)
         + packed_guard(guard)
-        + struct.pack(
-            "<10i",
-            *(problem.world, problem.tokens, problem.top_k, problem.experts, problem.pad),
-            *(capacity, id_bytes, NEVER_LAST, int(own_in_place), 0),
-        )
+        + struct.pack(f"<{len(numbers)}i", *numbers)
     )
 
 

@@ -28,6 +28,7 @@ MEETING, FLAGS, ACKNOWLEDGED, INBOX, INBOX_BYTES, HEADER_BYTES = 0, 1024, 2048, 
 GRANULE_BYTES = 1 << 21  # IPC exports whole allocations; smaller ones could share theirs with strangers
 HANDLE_BYTES = 64
 SELF_TEST_THREADS, SELF_TEST_SMEM_BYTES = 256, 2 * INBOX_BYTES + 16
+SELF_TEST_ROUNDS = 64  # when ranks first meet
 FAREWELL_S = 1.0  # how long a leaving rank waits for peers to close its memory first
 
 Exchange = Callable[[bytes], list[bytes]]  # gives a payload to all ranks, returns those of all ranks in order
@@ -184,6 +185,20 @@ def try_peers(
         f"Rank {memory.rank} cannot trust its peers' memory: of {rounds} patterns a peer, {returned} words came back "
         f"wrong and {arrived} were wrong when their flag was seen."
     )
+
+
+def trust_peers(
+    function: Handle,
+    memory: SymmetricMemory,
+    guard: Guard,
+    launching: contextlib.AbstractContextManager[None],
+    stream: int,
+) -> None:
+    """The first self-test of all pairs, within `launching`. Raises `GangError` when this rank cannot trust its peers' memory."""
+    with launching:
+        wrong = try_peers(function, memory, guard, 0, SELF_TEST_ROUNDS, stream)
+    if wrong:
+        raise GangError(wrong, "Check the topology and the IOMMU settings; run `tktune doctor`.")
 
 
 class _Span:

@@ -13,7 +13,6 @@ from tktune.families.cuda.dispatch_globals import DispatchGlobals
 from tktune.families.cuda.gemm_globals import GemmGlobals, Guard, boxes_of
 from tktune.families.cuda.launch import Launch
 from tktune.families.cuda.tensor_map import TensorMaps
-from tktune.families.dispatch_gemm.launch_cuda import DispatchModule
 from tktune.families.dispatch_gemm.launch_words import (
     beside_of,
     head_of,
@@ -22,6 +21,7 @@ from tktune.families.dispatch_gemm.launch_words import (
     slots_of,
     wave_of,
 )
+from tktune.families.dispatch_gemm.module_cuda import DispatchModule
 from tktune.families.dispatch_gemm.rows_cuda import is_indexed
 from tktune.families.dispatch_gemm.tables_cuda import DeviceTables
 from tktune.families.dispatch_gemm.transport import refuse_push

@@ -4,46 +4,34 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any
 
 import torch
-from cuda.bindings import driver as cu
 
 from tktune.core.config import Config
-from tktune.core.errors import ArtifactError, GangError, WordsError
+from tktune.core.errors import WordsError
 from tktune.families import glu
 from tktune.families.base import GateResult, RankSeat
 from tktune.families.bf16 import gemm_tolerance, swiglu_tolerance
-from tktune.families.control_page import ControlPage
 from tktune.families.cuda import dispatch_globals as mirror
 from tktune.families.cuda import push_globals
-from tktune.families.cuda.control import Control
 from tktune.families.cuda.dispatch_globals import DispatchGlobals
 from tktune.families.cuda.driver import (
-    Handle,
-    attach,
-    check,
     current_stream,
-    load_lazily,
     memory_bytes,
     synchronize,
 )
-from tktune.families.cuda.gemm_globals import GemmGlobals, Guard, boxes_of
+from tktune.families.cuda.gemm_globals import GemmGlobals, boxes_of
 from tktune.families.cuda.gemm_inputs import check_output, draw_weights
-from tktune.families.cuda.launch import Graph, Launch, Work
-from tktune.families.cuda.module import Module, Modules, verified
+from tktune.families.cuda.launch import Launch, Work
 from tktune.families.cuda.plan_globals import region_bytes
+from tktune.families.cuda.ranks_workbench import RanksWorkbench
 from tktune.families.cuda.stopwatch import Stopwatch
 from tktune.families.cuda.symmetric import (
     HEADER_BYTES,
-    MEETING,
     Exchange,
-    MemfdExchange,
     SymmetricMemory,
-    try_peers,
 )
-from tktune.families.cuda.tensor_map import TensorMaps
 from tktune.families.dispatch_gemm import glu_cuda
 from tktune.families.dispatch_gemm.launch_words import (
     beside_of,
@@ -54,6 +42,7 @@ from tktune.families.dispatch_gemm.launch_words import (
     token_rows,
     wave_of,
 )
+from tktune.families.dispatch_gemm.module_cuda import DispatchModule
 from tktune.families.dispatch_gemm.plan_cuda import Plan, Workspace, make_plan
 from tktune.families.dispatch_gemm.push_cuda import PushMemory
 from tktune.families.dispatch_gemm.rows_cuda import (
@@ -69,48 +58,8 @@ from tktune.families.dispatch_gemm.transport import is_push
 from tktune.families.formulas import round_up
 from tktune.families.grouped_gemm.launch_cuda import KEPT_CASES_SHARE, library_work, matrix_view
 
-EXCHANGE_S = 45.0  # below the driver's deadline for seating a rank
-PATIENCE_S = (
-    120.0  # of meetings between ranks that prepare at their own pace: the driver's deadline comes first
-)
-SELF_TEST_ROUNDS = 64
 
-
-class DispatchModule(Module):
-    """A dispatch artifact: the fused entry, the meeting of ranks and the self-test of their memory.
-
-    `smem_bytes`: what a launch asks for, the device's whole opt-in size, so that row slots are many and every block
-    has an SM of its own. `joins`: communicating blocks take up the GEMM when they have run dry. `indexed`: rows are
-    fetched once a token, and loaded by index. `pushes`: by the rank that has them.
-    """
-
-    def __init__(self, content: bytes, sm_count: int, smem_bytes: int) -> None:
-        super().__init__(content, "dispatch_gemm", sm_count)
-        words = self._words("tktune_dispatch_gemm_world", 6)
-        self.world, joins, *argument_bytes, indexed, pushes = words
-        self.joins, self.indexed, self.pushes = bool(joins), bool(indexed), bool(pushes)
-        nbytes = (push_globals if pushes else mirror).globals_bytes(self.world)
-        wanted = [mirror.meeting_bytes(self.world), mirror.self_test_bytes(self.world)]
-        if self.facts.globals_bytes != nbytes or argument_bytes != wanted:
-            self.close()
-            raise ArtifactError(
-                f"The artifact takes launch arguments of {self.facts.globals_bytes} bytes, and "
-                f"{nbytes} are made.",
-                "Build it with the sources of this version.",
-            )
-        self.smem_bytes = max(smem_bytes, self.facts.smem_bytes)
-        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        check(cu.cuFuncSetAttribute(self.function, attribute, self.smem_bytes))
-        self.meet = self._entry("meet")
-        self.self_test = self._entry("self_test")
-        form, _ = self._words("tktune_dispatch_gemm_glu_facts", 2)
-        self.glu_pass = self._entry("glu") if form == glu.CODES["separate"] else None
-
-    def _entry(self, name: str) -> Handle:
-        return check(cu.cuModuleGetFunction(self._handle, f"tktune_dispatch_gemm_{name}".encode()))
-
-
-class CudaDispatchWorkbench:
+class CudaDispatchWorkbench(RanksWorkbench[DispatchModule]):
     """One rank's seat at a GPU, beside its peers. Plans are kept per (routing, seed), modules per artifact.
 
     Sequence numbers: `gate` takes two, `time` one for each launch and two more; plans have their own words
@@ -121,31 +70,16 @@ class CudaDispatchWorkbench:
     _timed_plans: TimedPlans | None = None  # where the policy times the plan too
 
     def __init__(self, seat: RankSeat, exchange: Exchange | None = None) -> None:
-        self.seat, self.problem = seat, seat.problem
-        self._index = seat.device_index
-        load_lazily()  # everything is used once before ranks meet, so that nothing is loaded while one waits
-        attach(self._index)
-        self._device = torch.device("cuda", self._index)
-        self._page = ControlPage(seat.control_fd)
-        self._control = Control(self._page, seat.rank, seat.spin_limit_s)
-        guard = self._control.guard
-        self._patient = Guard(PATIENCE_S, guard.rank, guard.report, guard.abort_word)
-        if exchange is None:
-            exchange = MemfdExchange(seat.symmetric_fds, seat.rank, EXCHANGE_S, lambda: self._page.aborted)
+        super().__init__(seat, DispatchModule, exchange)
         tokens, hidden = self.problem.tokens, self.problem.hidden
-        self._section_bytes = (
-            tokens * hidden * 2
-        )  # one for each rank's rows; a rank reads the others' own ones
+        # One section for each rank's rows; a rank reads the others' own ones.
+        self._section_bytes = tokens * hidden * 2
         plans_at = round_up(HEADER_BYTES + seat.world * self._section_bytes, 1024)
         flags_at = round_up(plans_at + (region_bytes(self.problem) if seat.policy.include_plan else 0), 1024)
         nbytes = flags_at + sum(push_globals.flag_bytes(self.problem))
-        self._memory = SymmetricMemory(nbytes, seat.rank, seat.world, exchange)
+        self._memory = SymmetricMemory(nbytes, seat.rank, seat.world, self._exchange)
         self._everyone = self._memory.tensor(torch.bfloat16, (seat.world * tokens, hidden), HEADER_BYTES)
         self._x = self._everyone[seat.rank * tokens : (seat.rank + 1) * tokens]
-        self._modules = Modules[DispatchModule]()
-        self._module: DispatchModule | None = None
-        self._peers_tried = False
-        self._maps = TensorMaps()
         self._plans: OrderedDict[tuple[str, int], Plan] = OrderedDict()
         self._kept_bytes = memory_bytes(self._index) // KEPT_CASES_SHARE
         policy = seat.policy
@@ -164,29 +98,6 @@ class CudaDispatchWorkbench:
             synchronize(current_stream(self._index))
 
     # The workbench protocol.
-
-    def load(self, artifact: Path, sha256: str, build_part: Config) -> dict[str, Any]:
-        """Verify the file's SHA-256, load it whole; the first time, try the peers' memory. Raises `ArtifactError`."""
-        self._module = None
-        device = self.seat.device
-        module = self._modules.get(
-            sha256,
-            lambda: DispatchModule(verified(artifact, sha256), device.sm_count, device.smem_optin_bytes),
-        )
-        if module.world != self.seat.world:
-            raise ArtifactError(
-                f"{artifact} was built for {module.world} ranks, and there are {self.seat.world}.",
-                "Build it for this world.",
-            )
-        if not self._peers_tried:
-            self._try_peers(module)
-        self._module = module
-        return {
-            "smem_bytes": module.facts.smem_bytes,
-            "threads": module.facts.threads,
-            "cluster": module.facts.cluster,
-            "resident_blocks": module.resident_blocks,
-        }
 
     def gate(self, config: Config, routing: str, seed: int, sequence: int) -> GateResult:
         """One fused launch on buffers full of NaN, compared with the fp32 reference; the rows also bit by bit."""
@@ -240,26 +151,13 @@ class CudaDispatchWorkbench:
             launches = self._planned(config, plan, names)
         else:  # a part, whose plan is there
             launches = self._launches(config, plan, names)
-
-        def work(stream: int) -> None:
-            for launch in launches:
-                launch(stream)
-
-        if policy.launch_mode == "direct":
-            return self._stopwatch.time(work, iterations, policy.warmup, meeting)
-        graph = Graph(work)
-        try:
-            return self._stopwatch.time(graph, iterations, policy.warmup, meeting)
-        finally:
-            graph.close()
+        return self._timed(launches, iterations, meeting)
 
     def close(self) -> None:
         """Leave the device; after a fault its calls fail, and nothing is left to free."""
         self._modules.close()
         del self._x, self._everyone
-        self._memory.close()
-        self._control.close()
-        self._page.close()
+        self._leave()
 
     # One launch.
 
@@ -372,24 +270,10 @@ class CudaDispatchWorkbench:
         communicating = self.seat.device.sm_count - computing
         return self._push.behind(arguments, plan.pushes, config, communicating)
 
-    def _meeting(self) -> Launch:
-        """All ranks leave it together; each call of it is the next one, also when a graph replays it."""
-        words = self._memory.addresses(MEETING)
-        arguments = mirror.packed_meeting(words, self._sequence.data_ptr(), self._patient)
-        return Launch(self._need_module().meet, 1, 32, 0, arguments, (self._sequence, self._memory))
-
     def _count_from(self, sequence: int) -> None:
         self._sequence.fill_(sequence)
         if self._timed_plans is not None:
             self._timed_plans.count_from(sequence)
-
-    def _try_peers(self, module: DispatchModule) -> None:
-        stream = current_stream(self._index)
-        with self._control.launching():
-            wrong = try_peers(module.self_test, self._memory, self._patient, 0, SELF_TEST_ROUNDS, stream)
-        if wrong:
-            raise GangError(wrong, "Check the topology and the IOMMU settings; run `tktune doctor`.")
-        self._peers_tried = True
 
     def _peer(self, plan: Plan) -> Work:
         """The library's grouped GEMM on the gathered rows, launched as the policy launches ours; with SwiGLU also torch's
@@ -457,8 +341,3 @@ class CudaDispatchWorkbench:
         if is_push(config):
             plan.pushes.seed()
         return rows
-
-    def _need_module(self) -> DispatchModule:
-        if self._module is None:
-            raise ArtifactError("No artifact is loaded.", "Send a load before gate or time.")
-        return self._module

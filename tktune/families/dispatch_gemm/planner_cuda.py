@@ -38,13 +38,18 @@ def plan_build_spec(device: DeviceClass) -> BuildSpec:
 
 def plan_entry(module: Module, most_shared_bytes: int) -> Handle:
     """The table kernel of an artifact, allowed `most_shared_bytes`. Raises `ArtifactError` when there is none of this version."""
+    return table_kernel(module, ENTRY, (mirror.THREADS, mirror.GLOBALS_BYTES), most_shared_bytes)
+
+
+def table_kernel(module: Module, entry: str, facts: tuple[int, int], shared_bytes: int) -> Handle:
+    """A kernel that fills tables, of these threads and bytes of arguments. Raises `ArtifactError` when there is none such."""
     try:
-        _, threads, nbytes, _ = module.words(f"{ENTRY}_facts", 4)
-        if (threads, nbytes) == (mirror.THREADS, mirror.GLOBALS_BYTES):
-            return module.entry(ENTRY, most_shared_bytes)
+        _, *found, _ = module.words(f"{entry}_facts", 4)
+        if tuple(found) == facts:
+            return module.entry(entry, shared_bytes)
     except DeviceError:
         pass
-    raise ArtifactError("The artifact has no table kernel of this version.", "Build it again.")
+    raise ArtifactError(f"The artifact has no kernel {entry} of this version.", "Build it again.")
 
 
 class Planner:
@@ -85,7 +90,8 @@ class Planner:
     ) -> Launch:
         """The launch that fills `tables` from `ids` (tokens, top_k), int32 or int64 and contiguous, of this rank.
 
-        `own_in_place`: the arrivals it leaves count own rows, for launches that read those where they are. `other` gives addresses of counters that lie elsewhere: arrivals, queue, dispenser (0: leave them alone).
+        `own_in_place`: the arrivals it leaves count own rows, for launches that read those where they are.
+        `other` gives addresses of counters that lie elsewhere: arrivals, queue, dispenser (0: leave them alone).
         """
         addresses = mirror.PlanAddresses(
             ids=ids.data_ptr(),

@@ -86,6 +86,7 @@ class DispatchGemm:
                     num_comm_sms=1, order="token", backoff=space_cpu.DEFAULT_BACKOFF, **glu.default(problem)
                 ),
                 lambda config: _same_order(config, problem),
+                canonical_over=(),
             )
         wgmma = space_cuda.uses_wgmma(device)
         split = _split(split_values(device.sm_count, CUDA_SPLITS[wgmma]), "SMs")
@@ -113,6 +114,7 @@ class DispatchGemm:
             ],
             default.replace(ACTIVATIONS="gathered") if wgmma else default,
             lambda config: _same_order(config, problem),
+            canonical_over=("ACTIVATIONS",),
         )
 
     def roles(self, config: Config, problem: Problem, device: DeviceClass) -> RoleModel:

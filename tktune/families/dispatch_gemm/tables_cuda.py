@@ -1,6 +1,4 @@
-"""The schedule tables of one rank as device memory of a fixed size, so that a replayed graph can fill it anew: one int32
-tensor, and its views by name.
-"""
+"""The schedule tables of one rank as device memory."""
 
 from __future__ import annotations
 
@@ -8,18 +6,16 @@ from functools import lru_cache
 
 import torch
 
-from tktune.core.errors import ProblemError
 from tktune.core.problem import Problem
 from tktune.core.tables import ScheduleTables
 from tktune.families.cuda.dispatch_globals import PLAN_WORDS, QUEUE_WORDS
+from tktune.families.cuda.table_memory import TableLayout, TableMemory
 
-_ALIGNED_WORDS = 4  # each table begins at 16 bytes
 DISPENSER_WORDS = 2
 
 
 @lru_cache(maxsize=64)
-def _layout(problem: Problem, capacity: int) -> tuple[dict[str, tuple[int, tuple[int, ...]]], int]:
-    """Where each table begins (in words) and its largest shape; then the words of all."""
+def _layout(problem: Problem, capacity: int) -> TableLayout:
     local, blocks = problem.local_experts, capacity // problem.pad
     ranks, tokens, top_k = problem.expert_ranks, problem.tokens, problem.top_k
     shapes: dict[str, tuple[int, ...]] = {
@@ -39,41 +35,22 @@ def _layout(problem: Problem, capacity: int) -> tuple[dict[str, tuple[int, tuple
         "pull_slots": (ranks * tokens, top_k),
         "job_order": (ranks * tokens,),
     }
-    places, at = {}, 0
-    for name, shape in shapes.items():
-        places[name] = (at, shape)
-        at += -(-torch.Size(shape).numel() // _ALIGNED_WORDS) * _ALIGNED_WORDS
-    return places, at
+    return TableLayout.of(shapes)
 
 
-class DeviceTables:
+class DeviceTables(TableMemory):
     """Tables for up to `capacity` rows (a multiple of pad) in one int32 tensor, `memory`.
 
-    `at[name]` is where a table lies; `view(name)` is all of it, whatever part is in use. Tables: words (3: padded
-    rows, pad blocks, tokens wanted here), queue, dispenser, arrivals (a launch's counters), counts, base, walk (local
-    experts, 4), pull_indices, block_expert, slack, own_slack, slots, pull_tokens, pull_slots,
-    job_order (`tktune.core.tables.ScheduleTables`). Raises `ProblemError` for a `memory` of other plans.
+    `view(name)` is all of a table, whatever part is in use. Tables: words (3: padded rows, pad blocks, tokens wanted
+    here), queue, dispenser, arrivals (a launch's counters), counts, base, walk (local experts, 4), pull_indices,
+    block_expert, slack, own_slack, slots, pull_tokens, pull_slots, job_order (`tktune.core.tables.ScheduleTables`).
     """
 
     def __init__(
         self, problem: Problem, capacity: int, device: torch.device, memory: torch.Tensor | None = None
     ) -> None:
         self.problem, self.capacity = problem, capacity
-        self._places, words = _layout(problem, capacity)
-        if memory is None:
-            memory = torch.empty(words, dtype=torch.int32, device=device)
-        if memory.numel() != words or memory.dtype != torch.int32 or not memory.is_contiguous():
-            raise ProblemError(
-                f"The plan's memory is {memory.numel()} words of {memory.dtype}, and this operator's plans are {words} int32.",
-                "Pass a plan that this operator made.",
-            )
-        self.memory = memory
-        start = self.memory.data_ptr()
-        self.at = {name: start + 4 * first for name, (first, _) in self._places.items()}
-
-    def view(self, name: str) -> torch.Tensor:
-        first, shape = self._places[name]
-        return self.memory[first : first + torch.Size(shape).numel()].view(shape)
+        super().__init__(_layout(problem, capacity), device, memory)
 
     def used(self) -> tuple[int, int, int]:
         """Padded rows, pad blocks, tokens wanted here. Waits for the device."""

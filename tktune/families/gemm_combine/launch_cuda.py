@@ -4,46 +4,31 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from pathlib import Path
-from typing import Any
 
 import torch
-from cuda.bindings import driver as cu
 
 from tktune.core.config import Config
-from tktune.core.errors import ArtifactError, GangError, WordsError
+from tktune.core.errors import WordsError
 from tktune.families.base import GateResult, RankSeat
-from tktune.families.control_page import ControlPage
 from tktune.families.cuda import dispatch_globals as wire
-from tktune.families.cuda.control import Control
 from tktune.families.cuda.driver import (
-    Handle,
-    attach,
-    check,
     current_stream,
-    load_lazily,
     memory_bytes,
     synchronize,
 )
-from tktune.families.cuda.gemm_globals import Guard
 from tktune.families.cuda.gemm_inputs import draw_weights
-from tktune.families.cuda.launch import Graph, Launch
-from tktune.families.cuda.module import Module, Modules, verified
+from tktune.families.cuda.launch import Launch
+from tktune.families.cuda.ranks_workbench import RanksWorkbench
 from tktune.families.cuda.stopwatch import Stopwatch
-from tktune.families.cuda.symmetric import HEADER_BYTES, MEETING, MemfdExchange, SymmetricMemory, try_peers
-from tktune.families.cuda.tensor_map import TensorMaps
+from tktune.families.cuda.symmetric import HEADER_BYTES, SymmetricMemory
 from tktune.families.gemm_combine import debug_cuda
 from tktune.families.gemm_combine.fused_launch import packed_launch, rank_memory
-from tktune.families.gemm_combine.globals_cuda import QUEUE_WORDS, globals_bytes
+from tktune.families.gemm_combine.globals_cuda import QUEUE_WORDS
 from tktune.families.gemm_combine.layout import SymmetricLayout
+from tktune.families.gemm_combine.module_cuda import CombineModule
 from tktune.families.gemm_combine.plan_cuda import CombinePlan, check_combined, make_plan
 from tktune.families.grouped_gemm.launch_cuda import KEPT_CASES_SHARE, library_work
 
-EXCHANGE_S = 45.0  # below the driver's deadline for seating a rank
-PATIENCE_S = (
-    120.0  # of meetings between ranks that prepare at their own pace: the driver's deadline comes first
-)
-SELF_TEST_ROUNDS = 64
 GUARD_TOKENS = 8  # behind the last token, which nobody may write
 # Roles and the lowest blocks that compute: all of them, or those that the split leaves.
 MODES = {
@@ -55,36 +40,7 @@ MODES = {
 }
 
 
-class CombineModule(Module):
-    """A combine artifact: the fused entry, the meeting of ranks and the self-test of their memory.
-
-    `smem_bytes`: what a launch asks for, the device's whole opt-in size, so that every block has an SM of its own.
-    """
-
-    def __init__(self, content: bytes, sm_count: int, smem_bytes: int) -> None:
-        super().__init__(content, "gemm_combine", sm_count)
-        self.world, self.slots_bytes, self.warps, *argument_bytes = self._words(
-            "tktune_gemm_combine_world", 5
-        )
-        wanted = [wire.meeting_bytes(self.world), wire.self_test_bytes(self.world)]
-        if self.facts.globals_bytes != globals_bytes(self.world) or argument_bytes != wanted:
-            self.close()
-            raise ArtifactError(
-                f"The artifact takes launch arguments of {self.facts.globals_bytes} bytes, and "
-                f"{globals_bytes(self.world)} are made.",
-                "Build it with the sources of this version.",
-            )
-        self.smem_bytes = max(smem_bytes, self.facts.smem_bytes)
-        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        check(cu.cuFuncSetAttribute(self.function, attribute, self.smem_bytes))
-        self.meet = self._entry("meet")
-        self.self_test = self._entry("self_test")
-
-    def _entry(self, name: str) -> Handle:
-        return check(cu.cuModuleGetFunction(self._handle, f"tktune_gemm_combine_{name}".encode()))
-
-
-class CudaCombineWorkbench:
+class CudaCombineWorkbench(RanksWorkbench[CombineModule]):
     """One rank's seat at a GPU, beside its peers. Plans are kept per (routing, seed), modules per artifact.
 
     Sequence numbers: `gate` takes two, `time` one for each launch and two more.
@@ -93,26 +49,13 @@ class CudaCombineWorkbench:
     family = "gemm_combine"
 
     def __init__(self, seat: RankSeat) -> None:
-        self.seat, self.problem = seat, seat.problem
-        self._index = seat.device_index
-        load_lazily()  # everything is used once before ranks meet, so that nothing is loaded while one waits
-        attach(self._index)
-        self._device = torch.device("cuda", self._index)
-        self._page = ControlPage(seat.control_fd)
-        self._control = Control(self._page, seat.rank, seat.spin_limit_s)
-        guard = self._control.guard
-        self._patient = Guard(PATIENCE_S, guard.rank, guard.report, guard.abort_word)
-        exchange = MemfdExchange(seat.symmetric_fds, seat.rank, EXCHANGE_S, lambda: self._page.aborted)
+        super().__init__(seat, CombineModule)
         problem = self.problem
         self._layout = layout = SymmetricLayout.of(problem, HEADER_BYTES)
-        self._memory = SymmetricMemory(layout.bytes, seat.rank, seat.world, exchange)
+        self._memory = SymmetricMemory(layout.bytes, seat.rank, seat.world, self._exchange)
         self._rows = self._memory.tensor(torch.bfloat16, (layout.num_rows, problem.cols), layout.rows)
         shape = (seat.world, problem.tokens, problem.cols)
         self._staging = self._memory.tensor(torch.bfloat16, shape, layout.staging)
-        self._modules = Modules[CombineModule]()
-        self._module: CombineModule | None = None
-        self._peers_tried = False
-        self._maps = TensorMaps()
         self._plans: OrderedDict[tuple[str, int], CombinePlan] = OrderedDict()
         self._kept_bytes = memory_bytes(self._index) // KEPT_CASES_SHARE
         policy = seat.policy
@@ -135,29 +78,6 @@ class CudaCombineWorkbench:
             synchronize(current_stream(self._index))
 
     # The workbench protocol.
-
-    def load(self, artifact: Path, sha256: str, build_part: Config) -> dict[str, Any]:
-        """Verify the file's SHA-256, load it whole; the first time, try the peers' memory. Raises `ArtifactError`."""
-        self._module = None
-        device = self.seat.device
-        module = self._modules.get(
-            sha256,
-            lambda: CombineModule(verified(artifact, sha256), device.sm_count, device.smem_optin_bytes),
-        )
-        if module.world != self.seat.world:
-            raise ArtifactError(
-                f"{artifact} was built for {module.world} ranks, and there are {self.seat.world}.",
-                "Build it for this world.",
-            )
-        if not self._peers_tried:
-            self._try_peers(module)
-        self._module = module
-        return {
-            "smem_bytes": module.facts.smem_bytes,
-            "threads": module.facts.threads,
-            "cluster": module.facts.cluster,
-            "resident_blocks": module.resident_blocks,
-        }
 
     def gate(self, config: Config, routing: str, seed: int, sequence: int) -> GateResult:
         """One fused launch on buffers full of NaN, compared with the fp32 reference (`plan_cuda.check_combined`)."""
@@ -227,21 +147,6 @@ class CudaCombineWorkbench:
             synchronize(stream)
         return samples
 
-    def _timed(self, launches: list[Launch], iterations: int, meeting: Launch) -> list[float]:
-        policy = self.seat.policy
-
-        def work(stream: int) -> None:
-            for launch in launches:
-                launch(stream)
-
-        if policy.launch_mode == "direct":
-            return self._stopwatch.time(work, iterations, policy.warmup, meeting)
-        graph = Graph(work)
-        try:
-            return self._stopwatch.time(graph, iterations, policy.warmup, meeting)
-        finally:
-            graph.close()
-
     def result(self) -> torch.Tensor:
         """What the last launch left, (tokens, cols) bf16."""
         return self._y[: self.problem.tokens]
@@ -250,9 +155,7 @@ class CudaCombineWorkbench:
         """Leave the device; after a fault its calls fail, and nothing is left to free."""
         self._modules.close()
         del self._rows, self._staging
-        self._memory.close()
-        self._control.close()
-        self._page.close()
+        self._leave()
 
     # One launch.
 
@@ -288,25 +191,11 @@ class CudaCombineWorkbench:
             (*kept, self._sequence, self._memory),
         )
 
-    def _meeting(self) -> Launch:
-        """All ranks leave it together; each call of it is the next one, also when a graph replays it."""
-        words = self._memory.addresses(MEETING)
-        arguments = wire.packed_meeting(words, self._sequence.data_ptr(), self._patient)
-        return Launch(self._need_module().meet, 1, 32, 0, arguments, (self._sequence, self._memory))
-
     def _seed(self, sequence: int) -> None:
         """Count from `sequence`, with every counter as a launch expects and leaves it."""
         self._sequence.fill_(sequence)
         for counter in (self._finished, self._queue, self._dispenser):
             counter.zero_()
-
-    def _try_peers(self, module: CombineModule) -> None:
-        stream = current_stream(self._index)
-        with self._control.launching():
-            wrong = try_peers(module.self_test, self._memory, self._patient, 0, SELF_TEST_ROUNDS, stream)
-        if wrong:
-            raise GangError(wrong, "Check the topology and the IOMMU settings; run `tktune doctor`.")
-        self._peers_tried = True
 
     # Inputs.
 
@@ -320,8 +209,3 @@ class CudaCombineWorkbench:
         while len(self._plans) > 1 and sum(p.bytes for p in self._plans.values()) > self._kept_bytes:
             self._plans.popitem(last=False)
         return plan
-
-    def _need_module(self) -> CombineModule:
-        if self._module is None:
-            raise ArtifactError("No artifact is loaded.", "Send a load before gate or time.")
-        return self._module

@@ -56,9 +56,10 @@ def draw_topk_weights(problem: Problem, seed: int, device: torch.device) -> torc
 class CombinePlan:
     """One (routing, seed) on one rank; everything lies on the device, tables are int32.
 
-    `ids` (ranks, tokens, top_k) are everybody's, on the host. `activations` (rows + GUARD_ROWS, hidden) bf16, NaN in padding; `reference` (tokens, cols) float32; `size` (tokens,)
-    float64, the squared norms of the sums of magnitudes behind it. `experts` (local, 2): first row and real rows;
-    `walk` (local, 4); `offsets` (local): padded ends. `padding` (rows + GUARD_ROWS): rows without a token.
+    `ids` (ranks, tokens, top_k) are everybody's, on the host. `activations` (rows + GUARD_ROWS, hidden) bf16, NaN in
+    padding; `reference` (tokens, cols) float32; `size` (tokens,) float64, the squared norms of the sums of magnitudes
+    behind it. `experts` (local, 2): first row and real rows; `walk` (local, 4); `offsets` (local): padded ends.
+    `padding` (rows + GUARD_ROWS): rows without a token.
     """
 
     rows: int

@@ -4,12 +4,11 @@ Python that knows their layout. A test compiles the headers and compares every o
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, fields
 
 from tktune.core.problem import MAX_WORLD, Problem
-from tktune.families.cuda.dispatch_globals import packed_guard
 from tktune.families.cuda.gemm_globals import GUARD_BYTES, Guard
+from tktune.families.cuda.plan_globals import packed_table_kernel
 from tktune.families.formulas import ceil_div, round_up
 
 WARPS, THREADS, MOST_BLOCKS, KEYS = 16, 512, 32, 4096
@@ -69,17 +68,9 @@ def packed_plan(
     problem: Problem, region: tuple[int, ...], addresses: CombinePlanAddresses, guard: Guard, listing: Listing
 ) -> bytes:
     """The `GLOBALS_BYTES` the kernel takes by value. `region[r]`: rank r's region; `guard.rank` is this rank."""
-    padded = (*region, *(0,) * (MAX_WORLD - len(region)))
-    pointers = (getattr(addresses, field.name) for field in fields(addresses))
-    return (
-        struct.pack(f"<{MAX_WORLD + _POINTERS}Q", *padded, *pointers)
-        + packed_guard(guard)
-        + struct.pack(
-            f"<{_NUMBERS}i",
-            *(problem.world, problem.tokens, problem.top_k, problem.local_experts, problem.pad),
-            *(listing.form, int(listing.own_last), listing.groups, listing.passes, listing.group_tiles),
-        )
-    )
+    numbers = (problem.world, problem.tokens, problem.top_k, problem.local_experts, problem.pad)
+    listed = (listing.form, int(listing.own_last), listing.groups, listing.passes, listing.group_tiles)
+    return packed_table_kernel(region, addresses, guard, numbers + listed)
 
 
 def blocks_of(problem: Problem) -> int:

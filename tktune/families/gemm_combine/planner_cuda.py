@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from tktune.core.config import Config
-from tktune.core.errors import ArtifactError, DeviceError
 from tktune.core.problem import Problem
 from tktune.families.cuda.driver import Handle
 from tktune.families.cuda.gemm_globals import Guard
 from tktune.families.cuda.launch import Launch
 from tktune.families.cuda.module import Module
+from tktune.families.dispatch_gemm.planner_cuda import table_kernel
 from tktune.families.dispatch_gemm.tables_cuda import DeviceTables
 from tktune.families.formulas import ceil_div
 from tktune.families.gemm_combine import plan_globals as mirror
@@ -27,13 +27,8 @@ ENTRY = "tktune_combine_plan"
 
 def combine_plan_entry(module: Module, problem: Problem) -> Handle:
     """The kernel of combine tables in an artifact. Raises `ArtifactError` when there is none of this version."""
-    try:
-        _, threads, nbytes, _ = module.words(f"{ENTRY}_facts", 4)
-        if (threads, nbytes) == (mirror.THREADS, mirror.GLOBALS_BYTES):
-            return module.entry(ENTRY, mirror.shared_bytes(problem))
-    except DeviceError:
-        pass
-    raise ArtifactError("The artifact has no kernel of combine tables of this version.", "Build it again.")
+    facts = mirror.THREADS, mirror.GLOBALS_BYTES
+    return table_kernel(module, ENTRY, facts, mirror.shared_bytes(problem))
 
 
 def listing_of(config: Config, problem: Problem) -> mirror.Listing:

@@ -116,6 +116,7 @@ class GemmCombine:
                 walk="experts",
             ),
             lambda config: one_walk(canonical(config, problem, CPU_REDUCERS[0])),
+            canonical_over=(),
         )
 
     def roles(self, config: Config, problem: Problem, device: DeviceClass) -> RoleModel:

@@ -42,6 +42,8 @@ SIGNAL_GROUPS = Parameter(
 # Tiles of a run follow each other, so that its sums are made while the next run is multiplied; `experts`, where a block's
 # runs do, is for comparisons.
 CUDA_WALK = Parameter("walk", ("columns",), "launch", WALK.meaning)
+# Build parameters that do not change the size of stages and output slots.
+_BESIDE_THE_PIPELINE = ("CLUSTER", "MMA_DEPTH", "DRAW", "WARP_M", "PRODUCER_WARPS")
 MOST_TOP_K = 32  # a lane holds one of a token's rows
 # The epilogue stands in the storer, a producer warp, and needs registers there.
 SIGNALLING_REGISTERS = {4: (56, 232), 8: (56, 224), 12: (56, 152)}
@@ -53,7 +55,9 @@ def space(
     """The space of `problem` on a CUDA device class; `roles` is the family's role model."""
     wgmma = space_cuda.uses_wgmma(device)
     over = ("num_comm_sms", "num_reduce_sms", "form")
-    builds = tuple(p.name for p in space_cuda.build_parameters(device))
+    pipeline = tuple(
+        p.name for p in space_cuda.build_parameters(device) if p.name not in _BESIDE_THE_PIPELINE
+    )
     return Space(
         problem,
         device,
@@ -89,7 +93,7 @@ def space(
                 "row_slots",
                 "the row slots of a block fit over its pipeline memory",
                 _slots_fit,
-                (*builds, "rows_in_flight", "signal_groups", "form"),
+                (*pipeline, "rows_in_flight", "signal_groups", "form"),
             ),
             Constraint(
                 "clusters_fill_roles",
@@ -111,6 +115,7 @@ def space(
             walk="columns",
         ),
         lambda config: _canonical(config, problem, REDUCERS[wgmma][0]),
+        canonical_over=(),
     )
 
 

@@ -34,6 +34,7 @@ class GroupedGemm:
                 [*space_cpu.build_constraints(), *deadlock_constraints(self.roles, ())],
                 default,
                 lambda config: _same_raster(config, problem),
+                canonical_over=("COL_BLOCK",),
             )
         default = space_cuda.default_build(device).replace(raster_rows=0, walk="longest", turn_back=0)
         return Space(
@@ -46,6 +47,7 @@ class GroupedGemm:
             ],
             default,
             space_cuda.same_behaviour,
+            canonical_over=("DRAW",),
         )
 
     def roles(self, config: Config, problem: Problem, device: DeviceClass) -> RoleModel:

@@ -15,18 +15,17 @@ from tktune.core.config import Config
 from tktune.core.errors import ArtifactError, ConstraintRefused, WordsError
 from tktune.families.base import GateResult, RankSeat
 from tktune.families.bf16 import gemm_tolerance
-from tktune.families.control_page import ControlPage
 from tktune.families.cuda import probe_globals as mirror
-from tktune.families.cuda.control import Control
-from tktune.families.cuda.dispatch_globals import meeting_bytes, packed_meeting
-from tktune.families.cuda.driver import attach, check, current_stream, load_lazily, synchronize
-from tktune.families.cuda.gemm_globals import DISPENSER_WORDS, Guard, walk_entries
+from tktune.families.cuda.dispatch_globals import meeting_bytes
+from tktune.families.cuda.driver import check, current_stream, synchronize
+from tktune.families.cuda.gemm_globals import DISPENSER_WORDS, walk_entries
 from tktune.families.cuda.launch import Launch, Work
 from tktune.families.cuda.module import Module, verified
 from tktune.families.cuda.probe_globals import ProbeGlobals, packed_echo
+from tktune.families.cuda.ranks_module import RanksModule
+from tktune.families.cuda.ranks_workbench import RankAtGpu
 from tktune.families.cuda.stopwatch import Stopwatch
-from tktune.families.cuda.symmetric import FLAGS, HEADER_BYTES, MEETING, MemfdExchange, SymmetricMemory
-from tktune.families.cuda.tensor_map import TensorMaps
+from tktune.families.cuda.symmetric import FLAGS, HEADER_BYTES, SymmetricMemory
 from tktune.families.grouped_gemm.launch_cuda import gemm_launch
 from tktune.families.link_model import WAYS
 from tktune.families.link_probe import space
@@ -40,26 +39,15 @@ GATED_ROWS, GATED_PIECES = 4001, 200_003  # no multiple of anything
 POISON = -1
 
 
-class LinkModule(Module):
+class LinkModule(RanksModule):
     """The probe's artifact: the copying entry, the meeting of ranks, and the echo."""
 
     def __init__(self, content: bytes, sm_count: int, smem_bytes: int) -> None:
         super().__init__(content, "link_probe", sm_count)
-        world, *argument_bytes = self._words("tktune_link_probe_world", 3)
-        self.world = world
-        wanted = [mirror.GLOBALS_BYTES, meeting_bytes(world), mirror.ECHO_BYTES]
-        if [self.facts.globals_bytes, *argument_bytes] != wanted:
-            self.close()
-            raise ArtifactError(
-                f"The probe takes launch arguments of {[self.facts.globals_bytes, *argument_bytes]} bytes, and "
-                f"{wanted} are made.",
-                "Build it with the sources of this version.",
-            )
-        self.smem_bytes = smem_bytes
-        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        check(cu.cuFuncSetAttribute(self.function, attribute, smem_bytes))
-        self.meet = check(cu.cuModuleGetFunction(self._handle, b"tktune_link_probe_meet"))
-        self.echo = check(cu.cuModuleGetFunction(self._handle, b"tktune_link_probe_echo"))
+        self.world, *argument_bytes = self._words("tktune_link_probe_world", 3)
+        made = [mirror.GLOBALS_BYTES, meeting_bytes(self.world), mirror.ECHO_BYTES]
+        self._complete(smem_bytes, [self.facts.globals_bytes, *argument_bytes], made)
+        self.echo = self._entry("echo")
 
 
 @dataclass(frozen=True)
@@ -75,7 +63,7 @@ class GemmPlace:
     dispenser: torch.Tensor
 
 
-class LinkWorkbench:
+class LinkWorkbench(RankAtGpu):
     """One rank's seat. Rows lie in symmetric memory: first those that are read, then those that are written.
 
     A rank's peer is the next one; whoever writes here is the one before. Sequence numbers: `gate` takes two meetings,
@@ -83,22 +71,12 @@ class LinkWorkbench:
     """
 
     def __init__(self, seat: RankSeat) -> None:
-        self.seat, self.problem = seat, seat.problem
-        self._index = seat.device_index
-        load_lazily()  # what is used first after a meeting was loaded by `load`
-        attach(self._index)
-        self._device = torch.device("cuda", self._index)
-        self._page = ControlPage(seat.control_fd)
-        self._control = Control(self._page, seat.rank, seat.spin_limit_s)
-        guard = self._control.guard
-        self._patient = Guard(PATIENCE_S, guard.rank, guard.report, guard.abort_word)
-        exchange = MemfdExchange(seat.symmetric_fds, seat.rank, EXCHANGE_S, lambda: self._page.aborted)
+        super().__init__(seat, exchange_s=EXCHANGE_S, patience_s=PATIENCE_S)
         nbytes = HEADER_BYTES + space.SOURCE_BYTES + space.TARGET_BYTES
-        self._memory = SymmetricMemory(nbytes, seat.rank, seat.world, exchange)
+        self._memory = SymmetricMemory(nbytes, seat.rank, seat.world, self._exchange)
         self._next, self._before = (seat.rank + 1) % seat.world, (seat.rank - 1) % seat.world
         self._link: LinkModule | None = None
         self._gemm: GemmPlace | None = None
-        self._maps = TensorMaps()
         with self._control.launching():
             self._sequence = torch.zeros(1, dtype=torch.int64, device=self._device)
             self._echoes = torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -113,11 +91,7 @@ class LinkWorkbench:
         content, device = verified(artifact, sha256), self.seat.device
         if build_part == space.LINK_BUILD:
             self._link = LinkModule(content, device.sm_count, device.smem_optin_bytes)
-            if self._link.world != self.seat.world:
-                raise ArtifactError(
-                    f"{artifact} was built for {self._link.world} ranks, and there are {self.seat.world}.",
-                    "Build it for this world.",
-                )
+            self._link.expect_world(self.seat.world, artifact)
             return {"resident_blocks": self._link.resident_blocks}
         with self._control.launching():
             self._gemm = self._place_gemm(Module(content, "grouped_gemm", device.sm_count))
@@ -166,9 +140,7 @@ class LinkWorkbench:
     def close(self) -> None:
         """Leave the device; after a fault its calls fail, and nothing is left to free."""
         self._link = self._gemm = None
-        self._memory.close()
-        self._control.close()
-        self._page.close()
+        self._leave()
 
     # Launches.
 
@@ -228,10 +200,7 @@ class LinkWorkbench:
         return space.WARPS, *space.row_slots(config.number("row_bytes"), smem_bytes)
 
     def _meeting(self) -> Launch:
-        """All ranks leave it together; each call of it is the next one."""
-        words = self._memory.addresses(MEETING)
-        arguments = packed_meeting(words, self._sequence.data_ptr(), self._patient)
-        return Launch(self._need_link().meet, 1, 32, 0, arguments, (self._sequence, self._memory))
+        return self._meeting_of(self._need_link())
 
     def _echo(self) -> Work:
         """Ranks echo in pairs; the odd one out has nothing to do."""

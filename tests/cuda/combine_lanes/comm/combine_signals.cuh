@@ -19,7 +19,7 @@ inline uint64_t look_at_peers(const uint64_t* word) {
     lanes::yield();
     return *word;
 }
-inline uint64_t look_here(const uint64_t* word) { return look_at_peers(word); }
+inline uint64_t look(const uint64_t* word) { return look_at_peers(word); }
 inline void announce(uint64_t* word, uint64_t sequence) {
     lanes::yield();
     if (*word >= sequence) lanes::fail("a word was announced twice");

@@ -68,6 +68,15 @@ inline std::mt19937 chance;
     std::exit(1);
 }
 
+// An array behind its length.
+inline std::vector<int32_t> table(FILE* file) {
+    int32_t size = 0;
+    if (std::fread(&size, 4, 1, file) != 1) fail("short file");
+    std::vector<int32_t> values(size);
+    if (size && std::fread(values.data(), 4, size, file) != static_cast<size_t>(size)) fail("short file");
+    return values;
+}
+
 inline void yield() { swapcontext(&now->context, &scheduler); }
 
 inline void warp_sync() {

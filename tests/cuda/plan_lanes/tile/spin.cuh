@@ -115,6 +115,41 @@ inline void run() {
     }
 }
 
+// Every rank's blocks of `threads`, then all of them to their end.
+inline void launch(int ranks, int blocks, int threads) {
+    grid.x = blocks;
+    std::vector<std::unique_ptr<warp>> warps;
+    std::vector<std::unique_ptr<meeting>> teams;
+    for (int rank = 0; rank < ranks; ++rank)
+        for (int block = 0; block < blocks; ++block) {
+            teams.push_back(std::make_unique<meeting>(meeting{threads}));
+            for (int thread = 0; thread < threads; ++thread) {
+                if (thread % 32 == 0) warps.push_back(std::make_unique<warp>());
+                auto made = std::make_unique<lane>();
+                made->of = warps.back().get();
+                made->block = teams.back().get();
+                made->thread = {static_cast<unsigned>(thread)};
+                made->index = {static_cast<unsigned>(block)};
+                made->rank = rank;
+                all.push_back(std::move(made));
+            }
+        }
+    run();
+}
+
+// What each rank said, plan by plan, all of the same length.
+template <typename Ranks>
+int write(const char* path, const Ranks& ranks, int plans) {
+    std::FILE* out = std::fopen(path, "wb");
+    if (!out) return 2;
+    for (int plan = 0; plan < plans; ++plan)
+        for (const auto& rank : ranks) {
+            const size_t words = rank.said.size() / plans;
+            std::fwrite(rank.said.data() + plan * words, 4, words, out);
+        }
+    return std::fclose(out);
+}
+
 }  // namespace lanes
 
 #define threadIdx lanes::now->thread

@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include "../gemm/grouped_gemm.cuh"
+#include "local_signals.cuh"
 
 namespace lanes {
 
@@ -25,17 +25,7 @@ inline std::map<const lane*, std::vector<const int32_t*>> counted;  // words in 
 
 namespace tkt {
 
-inline void (*on_arrival)(int32_t* word) = nullptr;
 inline void (*on_announce)(uint64_t* word, uint64_t sequence) = nullptr;
-
-inline int32_t look(const int32_t* word) { return *word; }
-inline void add_release(int32_t* word, int32_t value) {
-    lanes::yield();
-    *word += value;
-    on_arrival(word);
-}
-inline int32_t add_acquire_release(int32_t* word, int32_t value) { return atomicAdd(word, value); }
-inline void prefetch(const void*) {}
 
 inline uint64_t look_at_peers(const uint64_t* word) {
     lanes::yield();

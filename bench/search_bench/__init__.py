@@ -1,0 +1,1 @@
+"""What bench/search.py compares."""
