@@ -93,7 +93,8 @@ class FaultyBench:
 
     def _misbehave(self, fault: str) -> str:
         if fault == "interrupt":
-            while not self.page.aborted:  # once more later: Python loses one that comes while it runs a finaliser
+            # Once more later: Python loses a signal that comes while it runs a finaliser.
+            while not self.page.aborted:
                 os.kill(os.getppid(), signal.SIGINT)
                 again = time.monotonic() + 10.0
                 while not self.page.aborted and time.monotonic() < again:
