@@ -55,7 +55,9 @@ def test_a_study_becomes_a_verified_winner_and_is_not_measured_again(tmp_path: P
     assert result.winner is not None and result.time_us is not None and result.default_us is not None
     chosen = next(event for event in events if isinstance(event, WinnerChosen))
     assert chosen.band is not None and result.time_us <= result.default_us * (1 + 2 * chosen.band)
-    assert not [note for note in events if isinstance(note, Note) and "disturbed" not in note.sentence]
+    of_noise = ("disturbed", "too close to tell apart", "µs at first")  # what a shared machine may be told
+    notes = [event.sentence for event in events if isinstance(event, Note)]
+    assert not [sentence for sentence in notes if not any(words in sentence for words in of_noise)]
 
     found = result.attribution
     assert found is not None and found.fused_us and found.comp_us and found.peer_us

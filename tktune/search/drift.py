@@ -31,7 +31,8 @@ class DriftWatch:
     """Watches one anchor: the default where it passed, else the first config that did.
 
     `factor` is by how much launches are slower now than when the anchor was first measured (1.0 until the anchor moves
-    beyond its noise band in two looks that follow each other). `tell` gets the kind of event, a sentence and its facts.
+    beyond its noise band in two looks that follow each other); `moved`: that it did since. `tell` gets the kind of event, a
+    sentence and its facts.
     """
 
     def __init__(self, gang: Gang, seed: int, tell: Tell) -> None:
@@ -47,6 +48,7 @@ class DriftWatch:
         self._trials = 0
         self._looked_at = 0.0
         self.factor = 1.0
+        self.moved = False
         self.looks = 0
 
     def passed(
@@ -102,7 +104,7 @@ class DriftWatch:
         if not same_side or abs(math.log(second / self.factor)) <= math.log1p(band):
             return
         ratio = self._ratio([*us, *again])
-        before, self.factor = self.factor, ratio
+        before, self.factor, self.moved = self.factor, ratio, True
         self._last = math.log(ratio)
         self._say(before, band, [*us, *again])
 

@@ -131,6 +131,8 @@ class Search:
             self._reason(),
             out_of_time,
             ledger.margin.value,
+            ledger.margin.noise(self._bench.plan.iterations),
+            any(lane.watch.moved for lane in self._lanes.all),
         )
 
     def _wait(self) -> None:

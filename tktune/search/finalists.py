@@ -110,7 +110,7 @@ def verify(gang: Gang, finalists: Sequence[Finalist], plan: FinalsPlan, listener
     twin = Arm(twin_of.finalist)
     rounds, noise, by_best = 0, 0.0, False
     while rounds < (plan.most_rounds if _undecided(arms, noise, by_best) else plan.rounds):
-        _round(gang, [arm for arm in (*arms, twin) if arm.ok], rounds, plan)
+        one_round(gang, [arm for arm in (*arms, twin) if arm.ok], rounds, plan)
         rounds += 1
         noise, by_best = _noise(twin_of, twin)
         lasting = [arm for arm in arms if arm.ok]
@@ -180,7 +180,7 @@ def _choose(
             return verdict
 
 
-def _round(gang: Gang, arms: Sequence[Arm], number: int, plan: FinalsPlan) -> None:
+def one_round(gang: Gang, arms: Sequence[Arm], number: int, plan: FinalsPlan) -> None:
     """One round: every arm once, in an order that turns each round, so that drift falls on all alike."""
     shift = number % len(arms)
     order = [*arms[shift:], *arms[:shift]]

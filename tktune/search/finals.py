@@ -6,7 +6,7 @@ Measuring and arithmetic are in `finalists`, `judging` and `attribution`; here i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tktune.core import status
@@ -26,6 +26,7 @@ from tktune.search.finalists import (
     verify,
 )
 from tktune.search.found import Found
+from tktune.search.heats import entrants, run_heats
 from tktune.search.measuring import Bench
 from tktune.search.results import TuneResult
 from tktune.search.resume import REFUTED, VERIFIED, VERIFYING, Known
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _ROUNDS_WHEN_STOPPED = 5
 _TRIES = 3  # how often verification starts over with the next best when all its finalists fail
+_HEATS_SHARE = 0.4  # of the seconds left when they begin
 _ATTRIBUTION_SHARE = 0.4  # of the seconds left for verification and attribution
 
 
@@ -158,9 +160,8 @@ class Finals:
         self._listener.on_event(Note(sentence))
         return config
 
-    def _finalists(self, failed: Collection[Config]) -> list[Finalist]:
+    def _finalists(self, failed: set[Config]) -> list[Finalist]:
         """The default, the standing winner and the best of the search, each once, those that failed left out."""
-        run = self._problem_run
         times = {config: us for config, us in self._found.times_us.items() if config not in failed}
         if not times:
             return []
@@ -169,15 +170,36 @@ class Finals:
             roles[self._default] = "default"
         if self._standing is not None and self._standing.config in times:
             roles.setdefault(self._standing.config, "previous")
-        best_us = min(times.values())
+        for config in self._fastest(times, failed):
+            roles.setdefault(config, "finalist")
+        return self._made(roles)
+
+    def _fastest(self, times: Mapping[Config, float], failed: set[Config]) -> list[Config]:
+        """The fastest of the search: by single measurements, and by heats where these cannot tell."""
+        places, found = self._problem_run.study.finalists, self._found
         ranked = sorted(times, key=lambda config: (times[config], config.digest))
-        for config in ranked[: run.study.finalists]:
-            if times[config] <= best_us * self._found.margin:
-                roles.setdefault(config, "finalist")
+        hopefuls = entrants(ranked, times.__getitem__, places, found.noise, found.moved)
+        if len(hopefuls) <= places or self._problem_run.stop.requested:
+            limit = times[ranked[0]] * found.margin
+            return [config for config in ranked[:places] if times[config] <= limit]
+        self._listener.on_event(
+            Note(
+                f"{len(hopefuls)} configs are too close to tell apart by one measurement each on this machine: they run "
+                f"in heats, and the {places} fastest are verified."
+            )
+        )
+        runners = self._made(dict.fromkeys(hopefuls, "finalist"))
+        up = self._time_is_up_after(_HEATS_SHARE)
+        fastest, out = run_heats(self._bench.gang, runners, places, self._plan(), up)
+        failed |= {self._refuted(arm) for arm in out}
+        return [one.config for one in fastest]
+
+    def _made(self, roles: Mapping[Config, Role]) -> list[Finalist]:
+        """Those of the configs whose artifact there is."""
         self._build(list(roles))
         finalists = []
         for config, role in roles.items():
-            place = run.place(config)
+            place = self._problem_run.place(config)
             if place.artifact is not None:
                 resources = resources_of(place.artifact, place.spec.facts, config)
                 finalists.append(Finalist(config, place.build, place.artifact, role, resources))

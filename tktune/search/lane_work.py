@@ -12,6 +12,7 @@ from tktune.core.errors import GangError
 from tktune.gang.noise import NoiseFloor, noise_floor
 from tktune.gang.trial import TrialResult
 from tktune.search.budget import Budget
+from tktune.search.judging import LEAST_BAND
 from tktune.search.lanes import Lane
 from tktune.search.ledger import Ledger
 from tktune.search.measuring import Bench, slowest_by_seed, slowest_rank_us
@@ -27,10 +28,12 @@ LAUNCHES_OF_A_HALF = _ROUNDS * _ITERATIONS
 def trial_work(
     config: Config, place: BuildPlace, bench: Bench, ledger: Ledger, budget: Budget, *, is_default: bool
 ) -> Callable[[Lane], TrialResult]:
-    """Measure `config`, in a race with the best config of now unless it is the default; look for drift before, when due."""
+    """Measure `config`, in a race with the best config of now unless it is the default. Look for drift before when that is
+    due, and after a time that the noise does not explain."""
     best_us, margin = ledger.best_us, ledger.margin
     rival = () if ledger.best is None else ledger.first_us.get(ledger.best, ())
     sigma, factor, artifact = margin.sigma, margin.value, place.artifact
+    noise = max(LEAST_BAND, margin.noise(bench.plan.iterations))
     assert artifact is not None
 
     def work(lane: Lane) -> TrialResult:
@@ -49,6 +52,9 @@ def trial_work(
         if result.status == status.OK:
             us = slowest_rank_us(result)
             lane.watch.passed(config, place, us, is_default=is_default, now_s=budget.run_s)
+            if best_us is not None and not is_default and score_us(result) / drift < best_us * (1 - noise):
+                lane.watch.look(sigma, budget.run_s)  # is it the config that is so fast, or the machine?
+                lane.loaded = None
         return result
 
     return work
