@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from gpu_places import few, gpu_of, kept_cache
 
 import tktune
 from tktune.core import combine_tables, tables
@@ -40,7 +41,7 @@ FORMS: dict[str, dict[str, Any]] = {
 class Scene:
     def __init__(self, rank: int, world: int, folder: Path) -> None:
         self.rank, self.world, self.folder = rank, world, folder
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(gpu_of(rank))
         rendezvous = f"file://{folder}/rendezvous"
         dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world)
 
@@ -61,7 +62,9 @@ class Scene:
         choice = tktune.lookup(family, world=self.world, **shape, db=f"{self.folder}/none.db")
         choice = dataclasses.replace(choice, config=choice.config.replace(**changes))
         group = dist.group.WORLD
-        return runtime.operator_of(choice, group, cache=self.folder / "cache", build=True, **words)
+        return runtime.operator_of(
+            choice, group, cache=kept_cache(self.folder / "cache").root, build=True, **words
+        )
 
     def ids(self, routing: str, seed: int) -> Any:
         return parse_routing(routing).draw(self.problem, seed)
@@ -168,7 +171,7 @@ def replays(scene: Scene) -> dict[str, Any]:
         graph.replay()
         operator.check()
         errors.append(scene.error(out, rows, everyone, weights))
-    for _ in range(500):
+    for _ in range(few(500, 100)):
         graph.replay()
     operator.check()
     errors.append(scene.error(out, rows, everyone, weights))

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from gpu_places import few, gpu_of, kept_cache
 
 import tktune
 from tktune.core import tables
@@ -24,21 +25,28 @@ from tktune.runtime import operator as runtime
 from tktune.runtime.cuda_dispatch_operator import CudaDispatchOperator
 
 SHAPE: dict[str, Any] = {"hidden": 512, "cols": 768, "experts": 16, "top_k": 4, "tokens": 200}
+# As a study might have found them.
+FORMS: dict[str, dict[str, Any]] = {
+    "indexed": {"ACTIVATIONS": "indexed"},
+    "pushed": {"ACTIVATIONS": "gathered", "TRANSPORT": "push"},
+    "pushed_by_index": {"ACTIVATIONS": "indexed", "TRANSPORT": "push"},
+}
 ROUTINGS = ("uniform", "hot:0.9@3", "empty:0", "zipf:1.2", "one:3")
 
 
 class Scene:
     def __init__(self, rank: int, world: int, folder: Path, form: str = "", **changes: Any) -> None:
         self.rank, self.world = rank, world
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(gpu_of(rank))
+        cache = kept_cache(folder / "cache").root
         rendezvous = f"file://{folder}/rendezvous"
         dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world)
         words = {**SHAPE, "weight_layout": "enk", "db": f"{folder}/none.db"}
-        if form:  # as a study might have found it
+        if form:
             choice = tktune.lookup("dispatch_gemm", world=world, **words)
-            config = choice.config.replace(ACTIVATIONS=form, DRAW="dispenser")
+            config = choice.config.replace(DRAW="dispenser", **FORMS[form])
             choice = dataclasses.replace(choice, config=config)
-            artifact = runtime._artifact(choice, folder / "cache", True)
+            artifact = runtime._artifact(choice, cache, True)
             group = dist.group.WORLD
             self.operator: Any = CudaDispatchOperator(choice, artifact.path, artifact.sha256, group, 30.0)
         else:
@@ -46,7 +54,7 @@ class Scene:
                 "dispatch_gemm",
                 group=dist.group.WORLD,
                 build=True,
-                cache=folder / "cache",
+                cache=cache,
                 **words,
                 **changes,
             )
@@ -131,7 +139,7 @@ def replays(scene: Scene) -> dict[str, Any]:
         graph.replay()
         operator.check()
         errors.append(scene.error(out, plan, rows, everyone))
-    for _ in range(500):
+    for _ in range(few(500, 100)):
         graph.replay()
     operator.check()
     errors.append(scene.error(out, plan, rows, everyone))
@@ -234,13 +242,17 @@ def killed(scene: Scene) -> dict[str, Any]:
     return {"close_s": close_s, "usable": usable}
 
 
-def indexed(scene: Scene) -> dict[str, Any]:
-    """Rows fetched once a token and read by index; this rank's own stay in its input."""
+def forms(scene: Scene) -> dict[str, Any]:
+    """Rows read by index, where this rank's own stay in its input, and rows that peers push, both ways."""
     found, replayed = calls(scene), replays(scene)
     return {**found, "errors": found["errors"] + replayed["errors"]}
 
 
-CHANGES: dict[str, dict[str, Any]] = {"crowded": {"capacity": 1024}, "indexed": {"form": "indexed"}}
+indexed = pushed = pushed_by_index = forms
+CHANGES: dict[str, dict[str, Any]] = {
+    "crowded": {"capacity": 1024},
+    **{name: {"form": name} for name in FORMS},
+}
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "moe"))
 
+from gpu_places import few, gpu_of
 from layer_ranks import TOLERANCE, WORLD, Inputs, assert_right, routed
 
 from tktune.core.build_spec import BuildSpec
@@ -34,6 +35,7 @@ FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({"ACTIVATIONS": "indexed"}, {"form": "pull"}),
     ({"GLU": "separate", "order": "slot"}, {"signal_groups": 2, "walk": "columns", "order": "remote"}),
+    ({"TRANSPORT": "push"}, {}),
 ]
 
 
@@ -140,7 +142,8 @@ def forms(rank: int) -> dict[str, Any]:
 
 
 def rounds(rank: int) -> dict[str, Any]:
-    """A hundred rounds of each routing, a rank now and then late on the device; each twice, with the same bits."""
+    """A hundred rounds of each routing (fewer in turn), a rank now and then late on the device; some of them twice, with the
+    same bits."""
     inputs = Inputs(HIDDEN, INTERMEDIATE, EXPERTS)
     reference = OnDevice(inputs)
     worst, different = 0.0, 0
@@ -148,7 +151,7 @@ def rounds(rank: int) -> dict[str, Any]:
         moe = layer_with(inputs, form)
         late = torch.Generator().manual_seed(10 * form + rank)
         for kind in ROUTINGS:
-            for number in range(100):
+            for number in range(few(100, 20)):
                 x, ids, weights = drawn(inputs, kind, TOKENS, number, rank)
                 if torch.rand(1, generator=late) < 0.3:
                     torch.cuda._sleep(int(torch.randint(1000, 1_000_000, (1,), generator=late)))
@@ -233,7 +236,7 @@ SCENES: dict[str, Callable[[int], dict[str, Any]]] = {
 def main() -> None:
     rank, world, folder, scene = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(gpu_of(rank))
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     found = SCENES[scene](rank)
     print(json.dumps({**found, "tolerance": TOLERANCE}), flush=True)

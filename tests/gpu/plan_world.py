@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tktune.build.cache import ArtifactCache
-from tktune.core import tables
+from tktune.core import push_tables, tables
 from tktune.core.device_cuda import cuda_device_classes
 from tktune.core.errors import LaunchFailed
 from tktune.core.problem import Problem
@@ -43,7 +43,12 @@ class World:
     """All ranks of `problem` on one GPU."""
 
     def __init__(
-        self, module: Any, problem: Problem, capacity: int | None = None, limit_s: float = 2.0
+        self,
+        module: Any,
+        problem: Problem,
+        capacity: int | None = None,
+        limit_s: float = 2.0,
+        pushes: bool = False,
     ) -> None:
         import torch
 
@@ -53,9 +58,9 @@ class World:
         from tktune.families.cuda.gemm_globals import Guard
         from tktune.families.dispatch_gemm.planner_cuda import Planner, plan_entry
 
-        self.problem = problem
+        self.problem, self.pushes = problem, pushes
         device = torch.device("cuda", torch.cuda.current_device())
-        self.function = plan_entry(module, mirror.shared_bytes(problem))
+        self.function = plan_entry(module, mirror.shared_bytes(problem), pushes)
         nbytes = mirror.region_bytes(problem)
         self.regions = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(problem.world)]
         addresses = tuple(region.data_ptr() for region in self.regions)
@@ -68,7 +73,7 @@ class World:
         self.launches: list[Any] = []
         for rank in range(problem.world):
             of_rank = Guard(limit_s, rank, guard.report, guard.abort_word)
-            planner = Planner(problem, addresses, of_rank, device, capacity)
+            planner = Planner(problem, addresses, of_rank, device, capacity, pushes=pushes)
             ids = torch.zeros(problem.tokens, problem.top_k, dtype=torch.int64, device=device)
             made = planner.tables()
             self.planners.append(planner)
@@ -112,6 +117,24 @@ class World:
             assert (built.view("arrivals").cpu().numpy()[: len(golden["slack"])] == golden["slack"]).all()
             assert built.view("queue").tolist() == [0, 0, 0]
             assert built.view("dispenser").tolist() == [0, 1 << 20]
+            if self.pushes:
+                self._check_pushes(ids, rank, built)
+
+    def _check_pushes(self, ids: Any, rank: int, built: Any) -> None:
+        """Against the vectorised builder's, and those against the golden builder's where its loops over all ranks are short."""
+        import torch
+
+        from tktune.families.dispatch_gemm.push_cuda import Pushes
+
+        made = Pushes.of_ids(ids, self.problem, rank, torch.device("cpu"))
+        if self.problem.world <= 2 and self.problem.tokens <= 100:
+            golden = push_tables.build(ids, self.problem, rank)
+            assert made.plan.tolist() == [*golden.offsets, golden.turns]
+            for name in ("tokens", "blocks", "expected", "gate_sources"):
+                assert getattr(made, name).equal(torch.as_tensor(getattr(golden, name))), name
+        there = Pushes(**{name: table.to(built.memory.device) for name, table in vars(made).items()})
+        wrong = Pushes.within(built, there).wrong_table(there)
+        assert not wrong, f"{wrong} of rank {rank}, {self.problem}"
 
     def close(self) -> None:
         self.control.close()

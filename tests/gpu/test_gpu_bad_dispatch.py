@@ -1,5 +1,5 @@
 """Dispatches that go wrong on purpose: the gang dies, the status says who waited for what, the next trial works, and no
-GPU stays busy. Once with a kernel made for it, and once by SIGKILL to a gang that runs the real one.
+GPU stays busy, so nothing else may run on it meanwhile. Once with a kernel made for it, and once by SIGKILL to a gang that runs the real one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 import bad_dispatch_family
 import pytest
 from bad_dispatch_family import misbehaving
-from dispatch_pair import build_all, configured, dispatch_problem, needs_two
+from dispatch_pair import build_all, configured, dispatch_problem
 from gpu_idle import loads, wait_idle
+from gpu_places import kept_cache, needs_two
 
 from tktune.build.artifact import Artifact
-from tktune.build.cache import ArtifactCache
 from tktune.core.config import Config
 from tktune.core.device_cuda import cuda_device_classes
 from tktune.core.policy import Policy
@@ -41,7 +41,7 @@ SPIN_LIMIT_S = 1.0
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    return ArtifactCache(tmp_path_factory.mktemp("bad"))
+    return kept_cache(tmp_path_factory.mktemp("bad"))
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from dispatch_pair import needs_two
+from gpu_places import SHARED, needs_a_gpu_each, needs_two
 
-pytestmark = [pytest.mark.gpu, needs_two, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.gpu, needs_two, pytest.mark.timeout(300)]
 
 
 SCENES = (
@@ -70,8 +70,9 @@ def played(folder, scenes, ranks=(0, 1), within_s=120):
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
-    """All scenes in one pair of processes; each test reads its own."""
-    found, errors = played(tmp_path_factory.mktemp("operator"), SCENES)
+    """All scenes in one pair of processes; each test reads its own. Ranks that take turns are not timed."""
+    scenes = [scene for scene in SCENES if not (SHARED and scene == "timed")]
+    found, errors = played(tmp_path_factory.mktemp("operator"), scenes, within_s=250)
 
     def of(scene):
         assert len(found[scene]) == 2, errors
@@ -100,7 +101,7 @@ def test_a_layer_runs_both_gemms_by_one_schedule_in_one_graph(play):
 def test_the_library_form_and_compiled_code_give_the_same(play):
     for one in play("library"):
         assert one["library"] and one["compiled"]
-        assert one["close_s"] < 2.0
+        assert one["close_s"] < (10.0 if SHARED else 2.0)
 
 
 def test_wrong_ids_raise_on_every_rank_and_harm_nothing_later(play):
@@ -118,6 +119,7 @@ def test_rows_beyond_the_capacity_raise_where_they_would_have_gone(play):
     assert all(one["owes_nothing"] and one["finite"] for one in (first, second))
 
 
+@needs_a_gpu_each("how long plans and calls take")
 def test_plans_and_calls_are_timed(play):
     found = play("timed")
     for name in ("plan", "tables", "call", "host"):

@@ -6,9 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from dispatch_pair import Pair, build_all, configured, dispatch_problem, needs_two
+from dispatch_pair import Pair, build_all, configured, dispatch_problem
+from gpu_places import kept_cache, needs_two
 
-from tktune.build.cache import ArtifactCache
 from tktune.build.toolchain import detect
 from tktune.core.device_cuda import cuda_device_classes
 from tktune.core.paths import csrc_root
@@ -30,7 +30,7 @@ def test_tensor_and_bulk_copies_go_through_a_peers_memory(tmp_path):
 def test_a_pair_trusts_its_memory_and_one_launch_is_right(tmp_path):
     problem, device = dispatch_problem(), cuda_device_classes()[0]
     config = configured(problem, device)
-    ((artifact, part),) = build_all(ArtifactCache(tmp_path), [(problem, device, config)])
+    ((artifact, part),) = build_all(kept_cache(tmp_path), [(problem, device, config)])
     with Pair(problem, device) as pair:
         pair.both("seat_workbench")
         pair.load(artifact, part)  # runs the self-test of all pairs

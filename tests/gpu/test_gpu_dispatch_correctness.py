@@ -14,11 +14,10 @@ from dispatch_pair import (
     dispatch_problem,
     gated,
     gated_for_a_hundred_rounds,
-    needs_two,
     timed_in_every_mode,
 )
+from gpu_places import kept_cache, needs_two
 
-from tktune.build.cache import ArtifactCache
 from tktune.core.device_cuda import cuda_device_classes
 from tktune.core.policy import Policy
 from tktune.gang.gang import Gang
@@ -54,7 +53,7 @@ LAUNCHES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    return ArtifactCache(tmp_path_factory.mktemp("dispatch"))
+    return kept_cache(tmp_path_factory.mktemp("dispatch"))
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

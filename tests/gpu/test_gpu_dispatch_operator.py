@@ -4,14 +4,9 @@ form, and what happens when ids are wrong, rows do not fit, or a rank dies.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from dispatch_pair import needs_two
+from gpu_places import GPUS, SHARED, needs_two
+from rank_programs import played
 
 pytestmark = [pytest.mark.gpu, needs_two, pytest.mark.timeout(180)]
 TOLERANCE = 4e-3
@@ -21,34 +16,12 @@ TOLERANCE = 4e-3
 def play(tmp_path_factory):
     folder = tmp_path_factory.mktemp("operator")
 
-    def played(scene, ranks=(0, 1)):
-        """What each rank found; only `ranks` are expected to live to tell."""
-        (folder / "rendezvous").unlink(missing_ok=True)
-        program = Path(__file__).with_name("dispatch_operator_rank.py")
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(program), str(rank), "2", str(folder), scene],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=environment,
-            )
-            for rank in range(2)
-        ]
-        found = []
-        try:
-            for rank, process in enumerate(processes):
-                said, errors = process.communicate(timeout=90)
-                if rank in ranks:
-                    assert process.returncode == 0, errors[-4000:]
-                    found.append(json.loads(said.splitlines()[-1]))
-        finally:
-            for process in processes:
-                process.kill()
-        return found
+    def scene(name, living=None):
+        return played(
+            "dispatch_operator_rank.py", folder, name, living=living, within_s=90 if GPUS > 1 else 150
+        )
 
-    return played
+    return scene
 
 
 def right(found):
@@ -66,8 +39,9 @@ def test_a_captured_plan_and_call_follow_the_ids(play):
     assert right(found), found
 
 
-def test_rows_that_are_read_by_index_give_the_same(play):
-    found = play("indexed")
+@pytest.mark.parametrize("form", ["indexed", "pushed", "pushed_by_index"])
+def test_rows_that_are_read_by_index_or_pushed_give_the_same(play, form):
+    found = play(form)
     assert right(found), found
 
 
@@ -90,8 +64,8 @@ def test_rows_beyond_the_capacity_raise_where_they_would_have_gone(play):
 
 
 def test_closing_is_quick_also_when_a_rank_is_dead(play):
-    (survivor,) = play("killed", ranks=(0,))
+    (survivor,) = play("killed", living=(0,))
     assert survivor["close_s"] < 10.0
     print(f"\nthe survivor's device is usable afterwards: {survivor['usable']}", end="")
     (first, second) = play("mistakes")
-    assert max(first["close_s"], second["close_s"]) < 2.0
+    assert max(first["close_s"], second["close_s"]) < (10.0 if SHARED else 2.0)

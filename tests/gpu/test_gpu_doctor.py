@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from dispatch_pair import needs_two
+from gpu_places import needs_a_gpu_each
 
 from tktune.build.cache import ArtifactCache
 from tktune.core.device_cuda import cuda_device_classes
@@ -54,7 +54,7 @@ def test_one_gpu_is_measured_alone(own_cache):
     assert 0 < found.facts.lost_share(8) < 0.2
 
 
-@needs_two
+@needs_a_gpu_each("what doctor measures of a link")
 def test_a_pair_is_measured_once_and_remembered(tmp_path):
     begin = time.monotonic()
     first = doctor(tmp_path)
@@ -74,7 +74,7 @@ def test_a_pair_is_measured_once_and_remembered(tmp_path):
     assert json.loads(out)["link"]["seconds"] == 0
 
 
-@needs_two
+@needs_a_gpu_each("what doctor measures of a link after a rank died")
 def test_a_rank_that_dies_leaves_a_sentence_and_the_rest_is_measured(own_cache, monkeypatch):
     device, killed = cuda_device_classes()[0], []
     timed = Gang.time
@@ -93,7 +93,7 @@ def test_a_rank_that_dies_leaves_a_sentence_and_the_rest_is_measured(own_cache, 
     assert curve.sms == (2, 8)  # what came before, and what a fresh gang measured after
 
 
-@needs_two
+@needs_a_gpu_each("what the link between two GPUs is called")
 def test_the_topology_names_the_link():
     found = topology()
     assert found is not None and len(found.pairs) == found.gpus * (found.gpus - 1)

@@ -15,9 +15,9 @@ from dispatch_pair import (
     configured,
     dispatch_problem,
     gated,
-    needs_two,
     timed_in_every_mode,
 )
+from gpu_places import kept_cache, needs_two
 
 from tktune.build.cache import ArtifactCache
 from tktune.core.device_cuda import cuda_device_classes
@@ -75,7 +75,7 @@ def glu_problem(world: int, **changes: Any) -> Problem:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> ArtifactCache:
-    return ArtifactCache(tmp_path_factory.mktemp("glu"))
+    return kept_cache(tmp_path_factory.mktemp("glu"))
 
 
 @pytest.fixture(scope="module")

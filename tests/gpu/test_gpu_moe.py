@@ -4,22 +4,19 @@ plain torch over NCCL, and its workbench in a gang.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from dispatch_pair import needs_two
+from gpu_places import kept_cache, needs_a_gpu_each, needs_two
 from moe_rank import specs
+from rank_programs import played
 
 from tktune.build.cache import ArtifactCache
 from tktune.core import status
 from tktune.core.device import DeviceClass
 from tktune.core.policy import serving_policy
 from tktune.core.problem import Problem
+from tktune.core.routing import GATE_ROUTINGS
 from tktune.families.base import family
 from tktune.gang.gang import Gang
 from tktune.gang.trial import TrialPlan, measure_trial
@@ -31,7 +28,7 @@ pytestmark = [pytest.mark.gpu, needs_two, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory, device: DeviceClass) -> ArtifactCache:
     """A cache with every artifact that the scenes load, compiled at once."""
-    made = ArtifactCache(Path(os.environ.get("TKTUNE_CACHE_DIR") or tmp_path_factory.mktemp("cache")))
+    made = kept_cache(tmp_path_factory.mktemp("cache"))
     for outcome in made.build(specs(device)):
         assert outcome.artifact is not None, outcome.error_sentence
     return made
@@ -40,31 +37,12 @@ def built(tmp_path_factory: pytest.TempPathFactory, device: DeviceClass) -> Arti
 @pytest.fixture(scope="module")
 def play(tmp_path_factory: pytest.TempPathFactory, built: ArtifactCache) -> Any:
     folder = tmp_path_factory.mktemp("moe")
+    environment = {"TKTUNE_DB": f"sqlite:///{folder}/none.db", "TKTUNE_CACHE_DIR": str(built.root)}
 
-    def played(scene: str) -> list[dict[str, Any]]:
-        (folder / "rendezvous").unlink(missing_ok=True)
-        program = Path(__file__).with_name("moe_rank.py")
-        environment = {**os.environ, "TKTUNE_DB": f"sqlite:///{folder}/none.db"}
-        environment["TKTUNE_CACHE_DIR"] = str(built.root)
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, str(program), str(rank), "2", str(folder), scene],
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-            )
-            for rank in range(2)
-        ]  # fmt: skip
-        found = []
-        try:
-            for rank in ranks:
-                said, errors = rank.communicate(timeout=150)
-                assert rank.returncode == 0, errors[-4000:]
-                found.append(json.loads(said.splitlines()[-1]))
-        finally:
-            for rank in ranks:
-                rank.kill()
-        return found
+    def scene(name: str) -> list[dict[str, Any]]:
+        return played("moe_rank.py", folder, name, environment=environment)
 
-    return played
+    return scene
 
 
 def test_every_form_matches_the_reference_wherever_tokens_go(play: Any) -> None:
@@ -83,6 +61,7 @@ def test_a_graph_follows_its_inputs_and_a_compiled_call_is_the_same(play: Any) -
         assert one["different"] == 0 and not one["compiled_differs"], one
 
 
+@needs_a_gpu_each("plain torch over NCCL, which refuses two ranks at one GPU")
 def test_plain_torch_over_nccl_matches_and_is_captured(play: Any) -> None:
     for one in play("serial"):
         assert max(one["errors"].values()) <= one["tolerance"] and one["different"] == 0, one
@@ -102,7 +81,14 @@ def test_the_workbench_is_gated_and_times_every_mode_in_a_gang(
     policy = serving_policy(device.backend, device.l2_bytes)
     with Gang(layer, device, policy) as gang:
         for launch in (config, config.replace(**{"combine.form": "pull", "dispatch.order": "slot"})):
-            result = measure_trial(gang, space.canonical(launch), part, artifact, TrialPlan.of(layer, policy))
+            judged = space.canonical(launch)
+            if gang.takes_turns:  # a trial would want times
+                assert gang.load(artifact.path, artifact.sha256, part).ok
+                for seed, routing in enumerate(GATE_ROUTINGS(layer)):
+                    outcome = gang.gate(judged, routing, seed)
+                    assert outcome.ok, f"{routing}: {outcome.sentence}"
+                continue
+            result = measure_trial(gang, judged, part, artifact, TrialPlan.of(layer, policy))
             assert result.status == status.OK, result.sentence
         for mode in ("fused", "comp", "serial"):
             outcome = gang.time(config, mode, seed=0, iterations=5)

@@ -67,6 +67,27 @@ def test_every_table_is_the_golden_one(world_of, world):
             played.check(ids)
 
 
+PUSHED_SHAPES: list[dict[str, Any]] = [
+    {},
+    {"experts": 5, "top_k": 3, "tokens": 77, "pad": 16},
+    {"experts": 256, "top_k": 8, "tokens": 100, "pad": 64},
+    {"experts": 4, "top_k": 1, "tokens": 1},
+]
+
+
+@pytest.mark.parametrize("world", range(1, 9))
+def test_every_table_of_pushes_is_the_golden_one(world_of, world):
+    for number, shape in enumerate(PUSHED_SHAPES):
+        problem = problem_of(world, **shape)
+        played = world_of(problem, pushes=True)
+        empty_rank = "empty:" + ",".join(map(str, range(problem.local_experts)))
+        rank_wanted_by_none = [empty_rank] if world > 1 and problem.top_k <= problem.local_experts else []
+        for seed, routing in enumerate(["uniform", "hot:0.9@3", "one:3", *rank_wanted_by_none]):
+            ids = parse_routing(routing).draw(problem, 100 * number + seed)
+            played.plan(ids)
+            played.check(ids)
+
+
 def test_forty_seeds_plan_after_plan(world_of):
     problem = problem_of(2, experts=6, top_k=4, tokens=333, pad=32)
     played = world_of(problem)
@@ -83,12 +104,13 @@ def captured(played):
     return [Graph(launch) for launch in played.launches]
 
 
+@pytest.mark.parametrize("pushes", [False, True], ids=["pull", "push"])
 @pytest.mark.parametrize("world", [1, 2, 5])
-def test_a_graph_that_is_replayed_plans_whatever_the_ids_have_become(world_of, world):
+def test_a_graph_that_is_replayed_plans_whatever_the_ids_have_become(world_of, world, pushes):
     import torch
 
     problem = problem_of(world, experts=8, top_k=4, tokens=300)
-    played = world_of(problem)
+    played = world_of(problem, pushes=pushes)
     graphs = captured(played)
     for seed in range(12):
         ids = parse_routing(ROUTINGS[seed % 4]).draw(problem, seed)
@@ -154,13 +176,14 @@ def test_a_rank_that_waits_for_ids_can_be_told_to_stop(world_of):
     played.check(ids)
 
 
+@pytest.mark.parametrize("pushes", [False, True], ids=["pull", "push"])
 @pytest.mark.parametrize(("experts", "top_k", "limit_us"), [(64, 8, 100.0), (128, 8, 100.0)])
-def test_a_plan_of_a_real_shape_is_quick(world_of, experts, top_k, limit_us):
+def test_a_plan_of_a_real_shape_is_quick(world_of, experts, top_k, limit_us, pushes):
     """Two ranks of one GPU beside each other; the two-GPU figure is that of bench/gpu_plan.py."""
     import torch
 
     problem = problem_of(2, experts=experts // 2, top_k=top_k, tokens=2048)
-    played = world_of(problem)
+    played = world_of(problem, pushes=pushes)
     ids = parse_routing("uniform").draw(problem, 3)
     played.plan(ids)
     played.check(ids)
@@ -176,7 +199,8 @@ def test_a_plan_of_a_real_shape_is_quick(world_of, experts, top_k, limit_us):
         torch.cuda.synchronize()
         samples.append(1000 * begin.elapsed_time(end))
     us = statistics.median(samples[10:])
-    print(f"\n{experts} experts, top-{top_k}, 2 × 2048 tokens: {us:.1f} µs", end="")
+    way = "push" if pushes else "pull"
+    print(f"\n{way}, {experts} experts, top-{top_k}, 2 × 2048 tokens: {us:.1f} µs", end="")
     assert us < limit_us
 
 

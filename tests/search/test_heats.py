@@ -81,7 +81,7 @@ def test_the_fastest_of_many_come_through():
         assert len(fastest) == 4 and not failed
         lost.append(min(truth[one.config] for one in fastest) - 100)
         single = NoisyGang(truth, 0.06, 1000 + seed)
-        lucky.append(min(truth, key=lambda c: single.time(c, "fused", 0, 1).worst_us[0]))  # noqa: B023
+        lucky.append(min(truth, key=lambda c: single.time(c, "fused", 0, 1).worst_us[0]))
     assert fmean(lost) < 1.5
     assert fmean(truth[config] for config in lucky) - 100 > 2 * fmean(lost)
 

@@ -21,7 +21,8 @@ from tktune.cli import options
 from tktune.cli.db import open_or_refuse
 from tktune.cli.doctor_text import Check, advice, link_table, topology_json
 from tktune.cli.output import print_json
-from tktune.core.errors import TktuneError
+from tktune.core.errors import TktuneError, WordsError
+from tktune.core.sharing import VARIABLE, may_share
 from tktune.report.text import aligned, bytes_text, count_text
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _gpus() -> list[Check]:
     if not devices:
         return [Check("gpu", None, "no CUDA driver or no device")]
     kinds = sorted(set(devices), key=str)
-    return [
+    found = [
         Check(
             "gpu",
             True,
@@ -139,6 +140,13 @@ def _gpus() -> list[Check]:
         )
         for kind in kinds
     ]
+    try:
+        if may_share():
+            said = f"{VARIABLE}=1: ranks may share a GPU, so that results can be checked and nothing can be timed"
+            found.append(Check("sharing", None, said, f"Unset {VARIABLE} to measure."))
+    except WordsError as error:
+        found.append(Check("sharing", False, error.sentence, error.way_out))
+    return found
 
 
 def _compiler(kind: str, arch: str, needed: bool) -> Check:

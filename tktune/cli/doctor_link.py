@@ -12,8 +12,9 @@ from pathlib import Path
 from tktune.cli.db import open_existing
 from tktune.cli.doctor_text import Check, KnownLink, topology_lines
 from tktune.core.device import DeviceClass
-from tktune.core.errors import GangError, TktuneError, ToolchainError
+from tktune.core.errors import GangError, TktuneError, ToolchainError, WordsError
 from tktune.core.problem import MAX_WORLD
+from tktune.core.sharing import refuse_timing
 from tktune.core.topology_cuda import Topology, topology
 from tktune.families.link_model import LinkFacts, link_facts
 from tktune.report.text import count_text
@@ -92,13 +93,14 @@ def _measured(
         return None, lacking
     folder = CacheFolder(cache_root)
     try:
+        refuse_timing(device, "The link")
         folder.create()
         with folder.lock("measuring") as turn:  # the lock that runs take
             if not turn.try_acquire():
                 said = "not measured: a run is measuring on this machine"
                 return None, Check("link", None, said, f"Wait until it ends. {AGAIN}")
             return _surveyed(url, cache_root, device, indices, found, listen)
-    except ToolchainError as error:
+    except (ToolchainError, WordsError) as error:
         return None, Check("link", None, f"not measured: {error.sentence}", error.way_out)
     except TktuneError as error:
         return None, Check("link", False, f"not measured: {error.sentence}", error.way_out)

@@ -15,6 +15,7 @@ from tktune.cli.progress import Progress
 from tktune.cli.selection import file_name
 from tktune.core.device import DeviceClass, device_class
 from tktune.core.errors import DeviceAbsent
+from tktune.core.sharing import refuse_timing
 from tktune.moe.parts import is_layer
 from tktune.report.collect import collect
 from tktune.report.markdown import markdown
@@ -39,6 +40,7 @@ def tune_and_report(
     winner.
     """
     device = present(study.device)
+    refuse_timing(device, "A run")
     path = report_dir / f"{file_name(study.name)}.md"
     make_writable(path)
     progress = Progress(len(study.problems), study.seconds)

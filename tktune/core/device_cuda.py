@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tktune.core.device import DeviceClass
 from tktune.core.rehearsal import serves
+from tktune.core.sharing import in_turn, may_share
 
 # CUdevice_attribute and CUdevice_P2PAttribute numbers of the driver API.
 _SM_COUNT, _SMEM_OPTIN, _L2_BYTES, _REGISTERS = 16, 97, 38, 82
@@ -40,6 +41,16 @@ def cuda_device_classes(load: Callable[[], Driver | None] = load_driver) -> list
 def gpus_for(device: DeviceClass) -> list[int]:
     """Ordinals of this host's GPUs on which `device` is measured: those of that class, or that rehearse it."""
     return [ordinal for ordinal, found in enumerate(cuda_device_classes()) if serves(found, device)]
+
+
+def gpus_of_ranks(world: int, device: DeviceClass) -> tuple[int, ...]:
+    """Ordinals of the GPUs at which ranks sit that are told none: each at that of its own number. Where they may share
+    (`tktune.core.sharing`) they take turns on those of `device`, or on all there are where none is of it.
+    """
+    gpus: Sequence[int] = ()
+    if device.backend == "cuda" and may_share():
+        gpus = gpus_for(device) or range(len(cuda_device_classes()))
+    return in_turn(world, gpus or range(world))
 
 
 def pci_bus_id(ordinal: int, load: Callable[[], Driver | None] = load_driver) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any
 from tktune.core import status
 from tktune.core.config import Config
 from tktune.core.device import DeviceClass
+from tktune.core.device_cuda import gpus_of_ranks
 from tktune.core.errors import GangError
 from tktune.core.policy import Policy
 from tktune.core.problem import Problem
@@ -39,7 +40,8 @@ class Outcome:
     `status` is "ok" or how the trial ends; `sentence` says why, who waited for what, and what follows.
     `replies[r]` is the body of rank r's reply, None when it had none. `worst_us` is, for `time`, the slowest
     rank's microseconds of each iteration, and `clocks` what NVML told of the last moments (`Telemetry.lately`).
-    `gang_lives`: the same ranks will serve the next command.
+    `gang_lives`: the same ranks will serve the next command. `took_turns`: ranks shared a GPU, so that times are those
+    of waiting for a turn.
     """
 
     status: str
@@ -48,6 +50,7 @@ class Outcome:
     worst_us: list[float] = field(default_factory=list)
     gang_lives: bool = True
     clocks: dict[str, Any] = field(default_factory=dict)
+    took_turns: bool = False
 
     @property
     def ok(self) -> bool:
@@ -80,7 +83,8 @@ class Gang:
     next `load` starts a fresh one. Ranks die with the thread that started them, and one thread at a time may use a
     gang. `turn_to` another problem keeps the processes. `watcher` hears what the ranks begin to do ("start" or a
     command) and "" when it ends. The driver holds no device context. `ranks_env` adds to the environment of the ranks. `device_indices[r]` is the
-    device of rank r (None: its rank), so that several gangs can sit side by side on one host.
+    device of rank r (None: its rank, or where ranks may share GPUs, `gpus_of_ranks`), so that several gangs can sit side
+    by side on one host.
     """
 
     def __init__(
@@ -110,7 +114,9 @@ class Gang:
         self.watcher: Callable[[str], None] = lambda doing: None
         self._ranks_env = dict(ranks_env or {})
         self._renew_after = renew_after or renewal(device)
-        self._device_indices = tuple(range(self.world) if device_indices is None else device_indices)
+        self._device_indices = tuple(
+            gpus_of_ranks(self.world, device) if device_indices is None else device_indices
+        )
         self._telemetry = Telemetry.open(self._device_indices) if device.backend == "cuda" else None
         self._ranks: list[RankProcess] = []
         self._control: ControlPage | None = None
@@ -140,6 +146,11 @@ class Gang:
     def pids(self) -> list[int]:
         """Process ids of the ranks, in rank order; empty when there is no gang."""
         return [rank.pid for rank in self._ranks]
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether ranks share a GPU: what they compute can be judged, and how fast cannot."""
+        return self.device.backend == "cuda" and len(set(self._device_indices)) < self.world
 
     def __enter__(self) -> Gang:
         return self
@@ -275,7 +286,8 @@ class Gang:
         return self._judged(outcome, judge_gate(outcome.bodies, routing)) if outcome.ok else outcome
 
     def time(self, config: Config, mode: str, seed: int, iterations: int) -> Outcome:
-        """Time `iterations` launches; `worst_us` has the slowest rank of each, each reply its own `us`."""
+        """Time `iterations` launches; `worst_us` has the slowest rank of each, each reply its own `us`. Ranks that share a
+        GPU make the launches all the same, and the outcome says so."""
         args = {"config": dict(config), "mode": mode, "seed": seed, "iterations": iterations}
         deadline_s = self.deadlines.time_s + self.deadlines.iteration_s * iterations
         sequences = (iterations + self.policy.warmup + 1) * SEQUENCES_PER_ITERATION
@@ -287,7 +299,7 @@ class Gang:
         if not judged.ok:
             return judged
         worst = [max(us) for us in zip(*(body["us"] for body in outcome.bodies), strict=True)]
-        return Outcome(status.OK, "", outcome.replies, worst, clocks=clocks)
+        return Outcome(status.OK, "", outcome.replies, worst, clocks=clocks, took_turns=self.takes_turns)
 
     def report(self) -> Outcome:
         """CPU seconds, peak memory and preemptions of each rank so far."""

@@ -60,7 +60,7 @@ def survey(
 ) -> Survey:
     """Measure `world` GPUs of one class at once (1: what needs no peer).
 
-    Builds while the ranks sit down. Raises `GangError` when they cannot, `ToolchainError`, `CacheError` or
+    Builds while the ranks sit down. Raises `GangError` when they cannot or share a GPU, `ToolchainError`, `CacheError` or
     `ArtifactError` when the probe cannot be built.
     """
     begin = time.monotonic()
@@ -72,6 +72,8 @@ def survey(
         ThreadPoolExecutor(1) as builder,
         Gang(problem, device, POLICY, deadlines=DEADLINES, device_indices=device_indices) as gang,
     ):
+        if gang.takes_turns:
+            raise GangError("Ranks that share a GPU have no link to measure.", "Give each a GPU of its own.")
         building = builder.submit(cache.build, specs)
         try:
             gang.start()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tktune.core import status
 from tktune.core.config import Config
+from tktune.core.errors import GangError
 from tktune.core.policy import Policy
 from tktune.core.problem import Problem
 from tktune.core.routing import GATE_ROUTINGS
@@ -132,7 +133,7 @@ def measure_trial(
 
     `on_event(stage, outcome)` is called after each command, with stages loaded, gated, raced, timed, rechecked.
     Since `wrong` is terminal, ranks that came back from an earlier fault do not give it at their first gate: they
-    are replaced and the trial is repeated. Raises `GangError` when no gang can be started.
+    are replaced and the trial is repeated. Raises `GangError` when no gang can be started, or its ranks share a GPU.
     """
     result = _Trial(gang, config, build_part, artifact, plan, on_event).run()
     if result.status == status.WRONG and gang.survived and not result.samples:
@@ -220,6 +221,11 @@ class _Trial:
 
     def _time(self, stage: str, seed: int, iterations: int, done: int) -> None:
         outcome = self._do(stage, lambda: self.gang.time(self.config, "fused", seed, iterations))
+        if outcome.took_turns:
+            raise GangError(
+                "Ranks took turns on one GPU, so their launches have no times.",
+                "Give each rank a GPU of its own.",
+            )
         self.clocks = outcome.clocks or self.clocks
         for rank, body in enumerate(outcome.bodies):
             self.samples += [Sample(seed, done + at, rank, us) for at, us in enumerate(body["us"])]

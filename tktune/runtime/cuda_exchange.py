@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from tktune.core.errors import GangError, ProblemError, TktuneError
+from tktune.core.errors import GangError, ProblemError, TktuneError, WordsError
+from tktune.core.sharing import VARIABLE, may_share
 from tktune.runtime.agree import decided_by_rank_zero, unanimous
 
 
@@ -68,18 +69,28 @@ def _removed_at_last(name: Path) -> Any:
 
 
 def each_on_its_own_gpu(group: Any, index: int) -> None:
-    """Raise `ProblemError` on every rank when two ranks of `group` use one GPU: their kernels wait for each other."""
+    """Raise `ProblemError` on every rank when two ranks of `group` use one GPU, since their kernels wait for each other; not
+    where all of them may take turns (`tktune.core.sharing`). Collective.
+    """
     if group is None:
         return
     import torch.distributed as dist
 
-    mine = str(torch.cuda.get_device_properties(index).uuid)
+    try:
+        shares = may_share()
+    except WordsError:  # a rank that raised here alone would be waited for
+        shares = False
+    mine = (str(torch.cuda.get_device_properties(index).uuid), shares)
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
-    for rank, uuid in enumerate(everyone):
-        first = everyone.index(uuid)
+    if all(may for _, may in everyone):
+        return
+    uuids = [uuid for uuid, _ in everyone]
+    for rank, uuid in enumerate(uuids):
+        first = uuids.index(uuid)
         if first != rank:
             raise ProblemError(
                 f"Ranks {first} and {rank} use the same GPU.",
-                "Call torch.cuda.set_device with a GPU of its own on each rank before tktune.load.",
+                "Call torch.cuda.set_device with a GPU of its own on each rank before tktune.load; to check results "
+                f"where there are too few, set {VARIABLE}=1 on all ranks.",
             )

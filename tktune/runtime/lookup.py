@@ -6,6 +6,7 @@ repeated one is one dictionary access.
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from os import PathLike, fspath
 from typing import Any
@@ -14,6 +15,7 @@ from tktune.core.device import DeviceClass, device_class
 from tktune.core.errors import DatabaseError, NothingFeasible
 from tktune.core.paths import database_url
 from tktune.core.problem import Problem
+from tktune.core.sharing import may_share
 from tktune.core.space import Space
 from tktune.families.base import Family, family
 from tktune.runtime.choice import Choice, default_choice, exact_choice, near_choice
@@ -68,7 +70,8 @@ class Lookup:
         `pad` None: whichever stored pad was fastest, 128 for the default config. `policy` is a policy's name.
         `device` is a device class or its name; None is this host's first GPU, or its CPU. `db` is a SQLAlchemy
         URL or a path; None is `TKTUNE_DB` or the default place. A missing database answers "default"; an
-        unreadable one does too, with one warning. A problem without an exact winner leaves a `wanted` row.
+        unreadable one does too, with one warning. A problem without an exact winner leaves a `wanted` row,
+        but where ranks may share GPUs (`tktune.core.sharing`).
 
         Raises `ProblemError`, `RoutingError`, `DeviceAbsent` or `WordsError` for words that cannot be meant, and
         `NothingFeasible` where no config fits.
@@ -102,7 +105,7 @@ class Lookup:
                 if opened is None:
                     return found.default(f"No database has been made yet at {place(url).shown}.", None)
                 choice = found.best(opened)
-                if choice.provenance != "exact":
+                if choice.provenance != "exact" and not _only_checks(device):
                     opened.want(choice.problem, device, policy)
                 return choice
         except DatabaseError as error:
@@ -133,7 +136,9 @@ class _Finding:
                 continue
             exact = row.problem.tokens == self.asked.tokens
             target = self.asked.replace(pad=row.problem.pad)
-            if not self._runs(row, target, None if exact else opened):
+            space = self.family.space(target, self.device)
+            row = dataclasses.replace(row, config=space.completed(row.config))
+            if not self._runs(row, space, None if exact else opened):
                 continue
             if exact:
                 return exact_choice(row, self.device)
@@ -163,9 +168,9 @@ class _Finding:
             config = min(right, key=lambda other: space.distance(other, config))
         return default_choice(config, space.problem, self.device, because, tuple(self.left_out))
 
-    def _runs(self, row: WinnerRow, target: Problem, judged_by: Reader | None) -> bool:
-        """Whether a stored config is of today's space, feasible for `target`, and not known to be wrong there."""
-        space = self.family.space(target, self.device)
+    def _runs(self, row: WinnerRow, space: Space, judged_by: Reader | None) -> bool:
+        """Whether a stored config is of today's space, feasible there, and not known to be wrong there."""
+        target = space.problem
         whose = (
             f"The winner at {row.problem.tokens} tokens, pad {row.problem.pad} ({row.config}), was left out"
         )
@@ -195,6 +200,11 @@ class _Finding:
                 return space
         assert failure is not None
         raise failure
+
+
+def _only_checks(device: DeviceClass) -> bool:
+    """Whether ranks may share GPUs, on which nothing that is asked for can be tuned."""
+    return device.backend == "cuda" and may_share()
 
 
 def _device(named: DeviceClass | str | None) -> DeviceClass:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tktune.build.cache import ArtifactCache
 from tktune.core.device import DeviceClass, device_class
 from tktune.core.errors import DeviceAbsent, WordsError
+from tktune.core.sharing import refuse_timing
 from tktune.moe.parts import FAMILY_NAME, is_layer
 from tktune.search.account import Account
 from tktune.search.budget import StopSignal
@@ -47,7 +48,7 @@ def tune(
 
     Every trial is committed when it ends. Runs that share a cache measure one after the other. `device` overrides the
     study's. Raises `NothingFeasible` before anything is measured when a problem has no feasible config, `WordsError`
-    for a start that is infeasible, `DeviceAbsent`, and what store, cache, compiler and gang raise; what was measured
+    for a start that is infeasible and where ranks may share GPUs, `DeviceAbsent`, and what store, cache, compiler and gang raise; what was measured
     until then stays. A problem in which every config fails is a result with a sentence.
     """
     listener, stop = listener or Silent(), stop or StopSignal()
@@ -83,6 +84,7 @@ def problem_runs(
     """One run for each problem of `study`, while this process may measure; none when the user stopped while another run
     was measuring. Raises as `tune` does."""
     device = device or present_device(study.device)
+    refuse_timing(device, "A run")
     _refuse_untimed_plan(study, device)
     spaces = []
     for problem in study.problems:

@@ -11,6 +11,7 @@ import torch
 from cuda.bindings import driver as cu
 
 from tktune.core.errors import DeviceAbsent, DeviceError
+from tktune.core.sharing import VARIABLE
 
 SUCCESS = cu.CUresult.CUDA_SUCCESS
 INVALID_CONTEXT = cu.CUresult.CUDA_ERROR_INVALID_CONTEXT
@@ -45,7 +46,7 @@ def attach(index: int) -> None:
     if not 0 <= index < found:
         raise DeviceAbsent(
             f"There is no GPU number {index}; {found} answer here.",
-            "Use a device index below that, or fewer ranks.",
+            f"Use a device index below that, or fewer ranks; {VARIABLE}=1 lets ranks share a GPU to check results.",
         )
     torch.cuda.set_device(index)
     torch.empty(1, device=f"cuda:{index}")  # the primary context exists from here on
