@@ -120,7 +120,9 @@ def test_a_study_becomes_a_verified_winner_with_its_attribution(tmp_path: Path) 
     assert len(done) == min(8, ready.feasible) == result.measured
     assert {event.status for event in done} <= {status.OK, status.CENSORED}, [e.sentence for e in done]
     assert result.winner is not None and result.time_us is not None and result.default_us is not None
-    assert not [note for note in events if isinstance(note, Note) and "disturbed" not in note.sentence]
+    of_noise = ("disturbed", "too close to tell apart", "µs at first")  # what a shared machine may be told
+    notes = [event.sentence for event in events if isinstance(event, Note)]
+    assert not [sentence for sentence in notes if not any(words in sentence for words in of_noise)]
     found = result.attribution
     assert found is not None and found.fused_us and found.comp_us and found.peer_us
     assert found.comm_us and found.comm_least_us and found.serial_us

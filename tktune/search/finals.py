@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _ROUNDS_WHEN_STOPPED = 5
 _TRIES = 3  # how often verification starts over with the next best when all its finalists fail
-_HEATS_SHARE = 0.4  # of the seconds left when they begin
+_HEATS_SHARE = 0.3  # of the seconds left when they begin
 _ATTRIBUTION_SHARE = 0.4  # of the seconds left for verification and attribution
 
 
