@@ -3,7 +3,8 @@ the whole sm_90a space of dispatch_gemm, with ranks and compilers that sleep.
 
     python bench/driver_time.py [--problems D B] [--seconds 30] [--naps 5500,2500,20,1.25,0.5] [--out FILE]
 
-Exits 1 when ranks gate or time for less than `--least` of the time in which no build was waited for.
+Exits 1 when ranks gate or time for less than `--least` of the time in which no build was waited for. Shares hang on how busy
+the cores are; CPU milliseconds of the driver a config do so less: of its own thread, and of the whole process.
 """
 
 from __future__ import annotations
@@ -134,8 +135,10 @@ def main() -> int:
         url = f"sqlite:///{folder / 'tktune.db'}"
         cache = SleepingCache(folder / "cache", asked.jobs, asked.build_s)
         rooms = Rooms(make_builder=_builder(asked.jobs), seats=lambda problem, device: [(0, 1)])
+        cpu_s, thread_s = time.process_time(), time.thread_time()
         results = tune(study, url, cache, listener=Tee(heard), rooms=rooms, device=device)
         wall_s = time.monotonic() - began
+        cpu_s, thread_s = time.process_time() - cpu_s, time.thread_time() - thread_s
         with Store.open(url, mode="ro") as store:
             runs = []
             keys = store.keys()
@@ -154,6 +157,11 @@ def main() -> int:
     print(
         f"wall {wall_s:.1f} s, busy {busy:.1f} s, waiting for builds {waited:.1f} s: {share:.1%} of the rest"
     )
+    measured = sum(result.measured for result in results)
+    each = {"thread": 1e3 * thread_s / max(1, measured), "process": 1e3 * cpu_s / max(1, measured)}
+    print(
+        f"CPU of the driver a config: {each['thread']:.1f} ms its thread, {each['process']:.1f} ms the process"
+    )
     facts: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),
         "date": time.strftime("%Y-%m-%d"),
@@ -161,6 +169,7 @@ def main() -> int:
         "busy_s": busy,
         "waiting_s": waited,
         "share": share,
+        "driver_cpu_ms_a_config": each,
         "measured": [result.measured for result in results],
         "runs": [dataclasses.asdict(run) for run in runs],
     }

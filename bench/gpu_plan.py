@@ -1,5 +1,5 @@
-"""What a plan costs on two GPUs: expert ids exchanged and schedule tables built by one captured launch a rank; beside it,
-the same tables by torch operations after a gather of the ids.
+"""What a plan costs on two GPUs: expert ids exchanged and tables built by one captured launch a rank, of rows that are pulled
+and of rows that are pushed; beside it, the pull's tables by torch operations after a gather of the ids.
 
     python bench/gpu_plan.py [--out bench/results/NAME.json]
 
@@ -9,6 +9,7 @@ Each iteration begins with a meeting of both ranks on the device; its time is th
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
 import os
@@ -30,6 +31,8 @@ from tktune.core.routing import parse_routing
 from tktune.families.cuda.launch import Graph
 from tktune.families.cuda.plan_globals import blocks_of
 from tktune.families.cuda.stopwatch import Stopwatch
+from tktune.families.dispatch_gemm.push_cuda import Pushes
+from tktune.runtime.operator import operator_of
 
 WORLD, TOKENS, TOP_K, ITERATIONS, WARMUP = 2, 2048, 8, 200, 20
 SHAPES: dict[int, dict[str, Any]] = {
@@ -46,11 +49,12 @@ def slowest(samples: list[float]) -> float:
     return round(statistics.median(max(pair) for pair in zip(*everyone, strict=True)), 2)
 
 
-def measure(rank: int, shape: dict[str, Any], folder: Path) -> dict[str, Any]:
-    operator: Any = tktune.load(
-        "dispatch_gemm", **shape, tokens=TOKENS, top_k=TOP_K, group=dist.group.WORLD, build=True,
-        db=f"{folder}/none.db", cache=folder / "cache",
-    )  # fmt: skip
+def measure(rank: int, shape: dict[str, Any], transport: str, folder: Path) -> dict[str, Any]:
+    choice = tktune.lookup(
+        "dispatch_gemm", **shape, tokens=TOKENS, top_k=TOP_K, world=WORLD, db=f"{folder}/none.db"
+    )
+    choice = dataclasses.replace(choice, config=choice.config.replace(TRANSPORT=transport))
+    operator: Any = operator_of(choice, dist.group.WORLD, cache=folder / "cache", build=True)
     problem = operator.problem
     warm, cold = Stopwatch(rank, 0), Stopwatch(rank, 1 << 27)
     found: dict[str, Any] = {"blocks": blocks_of(problem)}
@@ -61,6 +65,10 @@ def measure(rank: int, shape: dict[str, Any], folder: Path) -> dict[str, Any]:
         operator.check()
         if plan.tables.numpy().digest != tables.build(everyone, problem, rank).digest:
             raise SystemExit(f"The plan of rank {rank} is not the golden one for {routing}.")
+        if transport == "push":
+            wanted = Pushes.of_ids(everyone, problem, rank, torch.device("cuda", rank))
+            if wrong := Pushes.within(plan.device_tables, wanted).wrong_table(wanted):
+                raise SystemExit(f"The table {wrong} of rank {rank} is not the golden one for {routing}.")
         graph = Graph(next(iter(operator._plan_launches.values())))
         found[f"{routing}, warm"] = slowest(warm.time(graph, ITERATIONS, WARMUP, operator._meet))
         found[f"{routing}, cold"] = slowest(cold.time(graph, ITERATIONS, WARMUP, operator._meet))
@@ -69,7 +77,7 @@ def measure(rank: int, shape: dict[str, Any], folder: Path) -> dict[str, Any]:
         def by_torch(stream: int, gathered: torch.Tensor = gathered) -> None:
             tables_torch.build(gathered, problem, rank, check_ids=False)
 
-        if routing == "uniform":
+        if routing == "uniform" and transport == "pull":
             found["torch operations, ids gathered already"] = slowest(warm.time(by_torch, 20, 3))
         operator._plan_launches.clear()
     operator.check()
@@ -80,11 +88,18 @@ def measure(rank: int, shape: dict[str, Any], folder: Path) -> dict[str, Any]:
 def run(rank: int, folder: str, out: str) -> None:
     torch.cuda.set_device(rank)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
-    measured = {experts: measure(rank, shape, Path(folder)) for experts, shape in SHAPES.items()}
+    measured = {
+        f"{experts} {transport}": measure(rank, shape, transport, Path(folder))
+        for experts, shape in SHAPES.items()
+        for transport in ("pull", "push")
+    }
     if rank == 0:
-        for experts, found in measured.items():
-            for name, us in found.items():
-                print(f"{experts:4} experts, top-{TOP_K}, {WORLD} × {TOKENS} tokens: {name:42} {us:8.2f}")
+        for name, found in measured.items():
+            experts, transport = name.split()
+            for what, us in found.items():
+                print(
+                    f"{experts:>4} experts, top-{TOP_K}, {WORLD} × {TOKENS} tokens, {transport}: {what:42} {us:8.2f}"
+                )
         if out:
             facts = {
                 "device": torch.cuda.get_device_name(0),

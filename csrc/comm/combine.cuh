@@ -35,18 +35,18 @@ struct combine_epilogue {
         const int tiles = ceil_div<int>(G.gemm.cols, config::COL_BLOCK) / G.groups, group = col_block / tiles;
         const int word = pad_block * G.groups + group;
         if (add_acquire_release(G.finished + word, 1) != row_tiles(pad_block) * tiles - 1) return;
-        const int blocks = __ldg(G.plan + kCombinePlanBlocks);
-        const bool whole = add_acquire_release(G.finished + blocks * G.groups + group, 1) == blocks - 1;
         const uint64_t epoch = *G.sequence;
         const int me = G.gemm.guard.rank;
-        if (G.form != TKT_FORM_PULL) {
-            announce_here(G.landed_word(me, me, pad_block, group), epoch);
-            if (whole) announce_here(G.whole_word(me, me, group), epoch);
+        if (G.form == TKT_FORM_PULL) {
+            fence_system();
+#pragma unroll 1
+            for (int r = 0; r < Globals::world; ++r) announce_fenced(G.landed_word(r, me, pad_block, group), epoch);
             return;
         }
-        __threadfence_system();
-#pragma unroll 1
-        for (int r = 0; r < Globals::world; ++r) announce(G.landed_word(r, me, pad_block, group), epoch);
+        announce_here(G.landed_word(me, me, pad_block, group), epoch);
+        const int blocks = __ldg(G.plan + kCombinePlanBlocks);
+        if (add_acquire_release(G.finished + blocks * G.groups + group, 1) == blocks - 1)
+            announce_here(G.whole_word(me, me, group), epoch);
     }
 };
 

@@ -15,9 +15,11 @@ constexpr int kCombineQueueWords = kPushed + TKT_MAX_WORLD * kMostCombineGroups;
 // its tables hold when it is replayed.
 constexpr int kCombinePlanBlocks = 0, kCombinePlanJobs = 1;
 
-constexpr int kMostCombineSlots = 8;            // row slots of a warp
+constexpr int kMostCombineSlots = 8;            // row pieces of a warp on their way
+constexpr int kCombineSums = 2;                 // finished stretches of a warp, one of them still read
 constexpr int kMostCombineTopK = kWarpThreads;  // a lane holds one of a token's rows
 constexpr int kVectorCols = 8;                  // bf16 of a 16-byte access
+constexpr int kVectorBytes = 16;
 
 // The launch arguments; the host mirrors this layout. Per rank and launch: G = groups runs of columns in which a pad
 // block is announced and summed; an item is a pull token (pre-reduce) or an own token (pull).
@@ -49,9 +51,9 @@ struct combine_globals {
     int32_t groups;
     int32_t top_k;                  // at most kMostCombineTopK
     int32_t tokens;                 // of each rank
-    int32_t warp_slots;             // row slots of a warp, at most kMostCombineSlots
+    int32_t warp_slots;             // row pieces of a warp on their way, at most kMostCombineSlots
     int32_t landed_stride;          // words of one rank among `landed`
-    int32_t sum_warps;              // warps of a block that sum, at most those that multiply
+    int32_t piece_vectors;          // 16-byte vectors of a piece in a lane, at most combine_memory::kVectors; pulls: half
     pgl<gl<bf16>, WORLD> rows;      // each rank's expert rows, (capacity, N)
     pgl<gl<bf16>, WORLD> staging;   // on each rank, (WORLD · tokens, N): plane d is written by rank d only
     // On each rank, (WORLD, kMostCombineGroups): rank d, and nobody else, says that its plane's run of columns is whole.
@@ -70,12 +72,17 @@ struct combine_globals_layout {
     static constexpr int kPlan = 640, kQueue = 744, kRoles = 760, kLandedStride = 792, kRows = 800;
 };
 
-// Row slots overlay the GEMM's stages and output slots, never its semaphores.
+// How a block's memory is used for sums: the semaphores of all warps, then for each warp its row pieces and its finished
+// stretches. All this overlays the GEMM's stages and output slots, never its semaphores.
 template <typename Config>
 struct combine_memory {
     static constexpr int kBytes = __builtin_offsetof(shared_storage<Config>, stage_full) / 128 * 128;
-    // Warps that may sum: those that multiply. The others rest, with the few registers that they may have kept.
+    // Warps that sum: those that multiply. The others rest, with the few registers that they may have kept.
     static constexpr int kWarps = Config::CONSUMER_WARPS;
+    static constexpr int kReserveBytes = 1024;
+    // Vectors of a piece in a lane, at most: their sums and the piece itself stand in registers.
+    static constexpr int kVectors = geometry<Config>::kWgmma && geometry<Config>::kThreads <= 384 ? 8 : 4;
+    static_assert(kWarps * kMostCombineSlots * sizeof(semaphore) <= kReserveBytes);
 };
 
 }  // namespace tkt

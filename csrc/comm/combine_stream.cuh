@@ -1,307 +1,224 @@
-// The pre-reduce form: each warp runs one stream of sums, of landed rows into partial rows that are pushed to the
-// tokens' ranks, and of partial rows into results. While the rows of one step are added, those of the next are on their
-// way. Pushing waits for tiles only, which wait for nothing; reducing waits for the pushes of all ranks, and a warp that
-// may wait for those has no push of its own left.
+// Each warp runs one stream of sums through a ring of row pieces that the copy engine fills. While a piece is added, those of
+// its own sum and of the next ones are on their way. Pushing and pulling wait for tiles only, which wait for nothing;
+// reducing waits for the pushes of all ranks, and a warp that may wait for those has no push of its own left.
 #pragma once
 
-#include "combine_pull.cuh"
+#include "combine_jobs.cuh"
+#include "row_ring.cuh"
 
 namespace tkt {
 
+// A piece is a stretch of columns of one row. A job's sum is formed stretch by stretch: in each, the pieces of all its
+// rows in their order. A piece in flight holds a slot from the issue of its load until it was added; a stretch that is
+// pushed holds one of two others until its store has read it, and counts as there when that is performed, which is later.
+// The first lane stores and waits for stores. A pull rounds the sum of each rank's rows as a push would, so that both forms
+// give the same bits, and so has twice as many sums, of half as many columns.
 template <typename Globals>
 struct combine_stream {
     using config = typename Globals::config;
+    using memory_of = combine_memory<config>;
+    using kind = typename combine_jobs<Globals>::kind;
     static constexpr uint32_t kAll = 0xffffffffu;
-    // A step: so many rows at once, and so many vectors of each in a lane. Two steps live in a thread's registers.
-    static constexpr int kRows = geometry<config>::kWgmma && geometry<config>::kThreads <= 384 ? 4 : 2, kVectors = 2;
-    static constexpr int kNone = -1, kPolls = 8, kLot = 8;  // jobs between two looks at watermarks; rows told of at once
+    static constexpr int kVectors = memory_of::kVectors, kPulled = kVectors / 2, kNone = -1;
+    static constexpr int kLot = 8, kPending = 6;  // rows told of at once; stretches that may be under way for long
     enum outcome { nothing, loaded, blocked };
 
-    // `group`: its run of columns. A push goes to rank `token.x`; a reduce is of own token `token.y`.
-    struct job {
-        int2 token;
-        int group;
-        bool pushes;
-    };
-    struct step {
-        uint4 got[kRows][kVectors];
-        float weight;              // of this lane's row
-        uint32_t lanes;            // whose rows are in `got`, in their order
-        int base;                  // first vector
-        bool opens, closes, ends;  // the first rows of these columns, the last, and the last of the job
-        job of;
-    };
+    // Words about a piece: the last of its stretch, and of the job; no row at all; of a push; of a pull, and the last of a
+    // rank; then in bits from these on the run of columns, the rank that gets the sum and the first vector of the stretch.
+    static constexpr int kCloses = 1, kEnds = 2, kEmpty = 4, kPushes = 8, kPulls = 16, kTurns = 32;
+    static constexpr int kGroupAt = 6, kRankAt = 8, kFirstAt = 12;
+    static_assert(kMostCombineGroups == 4 && TKT_MAX_WORLD == 8);
 
     const Globals& G;
-    const uint64_t epoch;
-    const int me, width, vectors;
-    char* const memory;  // of this warp's row slots
-    const bool reduces, early;
+    combine_jobs<Globals> jobs;
+    const int width, vectors, stretch;  // columns of a run; 16-byte vectors of it, and of a piece
+    const int piece_bytes;
+    semaphore* const full;              // of this warp's slots
+    char* const rows;
+    char* const sums;
 
-    // The current job: lane x holds a row and its weight, `mask` says which lanes do.
-    job now{};
-    int row = 0, base = 0;
-    float weight = 0.0f;
+    // The job whose pieces are being asked for: its words, where each lane's row begins, which lanes hold one, whose piece
+    // is not asked for yet, the first vector of the stretch and, of a pull, the rank whose rows are being asked for.
+    int job_words = 0;
+    uint64_t begin = 0;
     uint32_t mask = 0, left = 0;
-    bool begun = false, chosen = false, stopped = false;
+    int base = 0, turn = 0;
+    bool begun = false, chosen = false;
 
-    // Pushes drawn ahead, in the order in which their words become known: a place (first lane), an entry, the rows.
-    int place = 0, entry = kNone, slot = kNone;
-    int2 token{};
-    job coming{};
-    bool has_coming = false;
+    // Lane n % 32: what piece n is, whose, its weight; of stretch n: the word that counts its row, where it ends one.
+    int held_words = 0, held_token = 0, held = 0;
+    float held_weight = 0.0f;
 
-    // Reduces drawn ahead: a number (first lane); a number and which ranks owe.
-    int number = 0, turn = kNone;
-    bool owes = false, drawing = false;
-
-    uint32_t landed_groups = 0, whole_groups = 0;  // known: all tiles have landed; all partial rows are here
-    int jobs = 0;                                  // chosen so far
+    slot_place loading, adding;
+    int asked = 0, added = 0;     // pieces
+    int stored = 0, retired = 0;  // stretches
+    int untold = 0, there = 0;    // rows that are there and not counted yet; lane d · kMostCombineGroups + g: those for it
 
     float sum[kVectors][kVectorCols];
 
-    // Row slots: where the next row goes, the oldest on its way, how many are; lane s: what the row in slot s was for.
-    int next_slot = 0, oldest = 0, stored = 0, held = 0;
-    int untold = 0, there = 0;  // rows that are there and not counted yet; lane d · kMostCombineGroups + g: those for it
-
-    TKT_DEVICE combine_stream(const Globals& G, char* shared, bool reduces, bool early)
+    TKT_DEVICE combine_stream(const Globals& G, char* memory, bool reduces, bool early)
         : G(G),
-          epoch(*G.sequence),
-          me(G.gemm.guard.rank),
+          jobs(G, reduces, early),
           width(G.gemm.cols / G.groups),
           vectors(width / kVectorCols),
-          memory(shared + static_cast<int64_t>(warp_id()) * G.warp_slots * width * 2),
-          reduces(reduces),
-          early(reduces && early) {}
+          stretch(G.piece_vectors * kWarpThreads),
+          piece_bytes(stretch * kVectorBytes),
+          full(reinterpret_cast<semaphore*>(memory) + warp_id() * G.warp_slots),
+          rows(memory + memory_of::kReserveBytes + warp_id() * (G.warp_slots + kCombineSums) * piece_bytes),
+          sums(rows + G.warp_slots * piece_bytes) {}
 
-    // Drawing ahead. What one stage asks for, the next stage reads a job later.
+    static TKT_DEVICE int group_of(int words) { return words >> kGroupAt & (kMostCombineGroups - 1); }
+    static TKT_DEVICE int rank_of(int words) { return words >> kRankAt & (TKT_MAX_WORLD - 1); }
+    static TKT_DEVICE int lane_of(int number) { return number & (kWarpThreads - 1); }
+    TKT_DEVICE uint4* piece_in(char* slots, int slot) const {
+        return reinterpret_cast<uint4*>(slots + slot * piece_bytes) + lane_id();
+    }
+    TKT_DEVICE int end_of(int first) const { return min(first + stretch, vectors); }
+    TKT_DEVICE int64_t column(int group, int vector) const { return group * width + vector * kVectorCols; }
 
-    TKT_DEVICE void draw_place() {
-        if (lane_id() == 0) place = draw(G.queue + kNextJob);
-    }
-    TKT_DEVICE void ask_entry() {
-        const int at = __shfl_sync(kAll, place, 0);
-        entry = at < __ldg(G.plan + kCombinePlanJobs) ? __ldg(G.jobs + at) : kNone;
-    }
-    TKT_DEVICE void ask_rows() {
-        has_coming = entry != kNone;
-        if (!has_coming) return;
-        const int item = entry / G.groups;
-        coming.group = entry - item * G.groups;
-        coming.pushes = true;
-        token = __ldg(G.pull_tokens + item);
-        slot = lane_id() < G.top_k ? __ldg(G.slots + static_cast<int64_t>(item) * G.top_k + lane_id()) : kNone;
-    }
-    TKT_DEVICE void prepare_pushes() {
-        draw_place();
-        ask_entry();
-        draw_place();
-        ask_rows();
-        ask_entry();
-        draw_place();
-    }
-    TKT_DEVICE void take_push() {
-        now = coming;
-        now.token = token;
-        row = slot;
-        weight = 0.0f;
-        if (lane_id() < G.top_k) {
-            const int64_t at = static_cast<int64_t>(token.x) * G.tokens + token.y;
-            weight = __ldg(G.topk_weights + at * G.top_k + lane_id());
-        }
-        ask_rows();
-        if (has_coming) {
-            ask_entry();
-            draw_place();
-        }
-    }
-
-    TKT_DEVICE void draw_number() {
-        if (lane_id() == 0) number = draw(G.queue + kNextToken);
-    }
-    TKT_DEVICE void ask_turn() {
-        turn = __shfl_sync(kAll, number, 0);
-        if (turn >= G.tokens * G.groups) {
-            turn = kNone;
-            return;
-        }
-        const int64_t at = static_cast<int64_t>(turn % G.tokens) * Globals::world + lane_id();
-        owes = lane_id() < Globals::world && __ldg(G.final_contrib + at);
-    }
-    TKT_DEVICE void prepare_reduces() {
-        drawing = true;
-        draw_number();
-        ask_turn();
-        if (turn != kNone) draw_number();
-    }
-    TKT_DEVICE void take_reduce() {
-        now = {make_int2(me, turn % G.tokens), turn / G.tokens, false};
-        row = owes ? lane_id() * G.tokens + now.token.y : kNone;
-        weight = 1.0f;
-        ask_turn();
-        if (turn != kNone) draw_number();
-    }
-
-    // The next job: a reduce between two pushes where nothing would wait for it, else a push, at last what is left.
-    TKT_DEVICE bool choose() {
-        ++jobs;
-        if (early && has_coming) {
-            if (!drawing) prepare_reduces();
-            if (turn != kNone && now.pushes) {
-                const int group = turn / G.tokens;
-                if (!(whole_groups >> group & 1) && jobs % kPolls == 0) look_whole(group, false);
-                if (whole_groups >> group & 1) {
-                    take_reduce();
-                    return true;
-                }
-            }
-        }
-        if (has_coming) {
-            take_push();
-            return true;
-        }
-        if (reduces && !drawing) prepare_reduces();
-        if (turn == kNone) return false;
-        take_reduce();
-        return true;
-    }
-
-    // Whether all that the current job adds is there; all lanes may then read all of it.
-    TKT_DEVICE bool admitted(bool may_wait) {
-        if (!now.pushes) return whole_groups >> now.group & 1 || look_whole(now.group, may_wait);
-        if (!(G.roles & TKT_GATED) || landed_groups >> now.group & 1) return true;
-        const bool mine = row != kNone;
-        const uint64_t* const word = mine ? G.landed_word(me, me, row / G.gemm.pad, now.group)
-                                          : G.whole_word(me, me, now.group);
-        const bool asks = mine || lane_id() == kWarpThreads - 1;
-        bool there = asks && look(word) >= epoch;
-        if (__ballot_sync(kAll, there && !mine)) {
-            landed_groups |= 1u << now.group;
-            return true;
-        }
-        if (__all_sync(kAll, there || !mine)) return true;
-        if (!may_wait) return false;
-        if (mine && !there)
-            there = spin_until<wait_role::combine, wait_word::landed, 64>(
-                G.gemm.guard, static_cast<int>(word - G.landed[me]), static_cast<int64_t>(epoch),
-                [&] { return look(word) >= epoch; }, [&] { return static_cast<int64_t>(look(word)); });
-        stopped = !__all_sync(kAll, there || !mine);
-        return !stopped;
-    }
-    // Whether every rank that owes partial rows has pushed this run of columns.
-    TKT_DEVICE bool look_whole(int group, bool may_wait) {
-        bool there = true;
-        if (lane_id() < Globals::world && __ldg(G.recv_from + lane_id())) {
-            const int index = lane_id() * kMostCombineGroups + group;
-            const uint64_t* const word = G.watermarks[me] + index;
-            there = look_at_peers(word) >= epoch;
-            if (!there && may_wait)
-                there = spin_until<wait_role::reduce, wait_word::watermark, 64>(
-                    G.gemm.guard, index, static_cast<int64_t>(epoch), [&] { return look_at_peers(word) >= epoch; },
-                    [&] { return static_cast<int64_t>(look_at_peers(word)); });
-        }
-        const bool all = __all_sync(kAll, there);
-        if (all) whole_groups |= 1u << group;
-        stopped = stopped || (may_wait && !all);
-        return all;
-    }
-
-    // The next step, its rows asked for; `blocked` when they are not there and the warp may not wait for them.
-    TKT_DEVICE outcome next(step& s, bool may_wait) {
+    // The next piece, asked for; `blocked` when it is not there and the warp may not wait for it.
+    TKT_DEVICE outcome next(bool may_wait) {
         if (!begun) {
-            if (stopped || (!chosen && !choose())) return nothing;
+            if (jobs.stopped || (!chosen && !jobs.choose())) return nothing;
             chosen = true;
-            if (!admitted(may_wait)) return stopped ? nothing : blocked;
-            begun = true;
-            chosen = false;
-            base = 0;
-            mask = left = __ballot_sync(kAll, row != kNone);
+            if (!jobs.admitted(may_wait)) return jobs.stopped ? nothing : blocked;
+            begin_job();
         }
-        load(s);
+        load();
+        jobs.look_ahead();
         return loaded;
     }
-    TKT_DEVICE void load(step& s) {
-        s.of = now;
-        s.base = base;
-        s.opens = left == mask;
-        s.lanes = left;
-        s.weight = weight;
-        const bf16* const rows = (now.pushes ? G.rows[me].data : G.staging[me].data) + now.group * width;
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            if (!left) break;
-            const int x = __ffs(left) - 1;
-            left &= left - 1;
-            const int64_t at = __shfl_sync(kAll, row, x);
-            const uint4* from = reinterpret_cast<const uint4*>(rows + at * G.gemm.cols) + base + lane_id();
-#pragma unroll
-            for (int v = 0; v < kVectors; ++v)  // through L2: the rows were written during this launch
-                s.got[r][v] = base + 32 * v + lane_id() < vectors ? __ldcg(from + 32 * v) : uint4{};
+    TKT_DEVICE void begin_job() {
+        const auto& of = jobs.now;
+        begun = true;
+        chosen = false;
+        base = 0;
+        mask = left = __ballot_sync(kAll, jobs.row != kNone);
+        job_words = (mask ? 0 : kEmpty) | (of.of == kind::push ? kPushes : of.of == kind::pull ? kPulls : 0) |
+                    of.group << kGroupAt | of.token.x << kRankAt;
+        const int holder = of.of == kind::pull && jobs.row != kNone ? jobs.owner : jobs.me;
+        const bf16* const rows = of.of == kind::reduce ? G.staging[jobs.me].data : G.rows[holder].data;
+        begin = reinterpret_cast<uint64_t>(rows + column(of.group, 0) + static_cast<int64_t>(jobs.row) * G.gemm.cols);
+        turn = 0;
+    }
+    TKT_DEVICE void load() {
+        uint32_t next = left;
+        if (job_words & kPulls) {  // rank by rank
+            for (; turn < Globals::world; ++turn)
+                if ((next = left & __ballot_sync(kAll, jobs.owner == turn))) break;
+            if (!next) next = left;
         }
-        s.lanes ^= left;
-        s.closes = left == 0;
-        if (s.closes) {
-            left = mask;
-            base += 32 * kVectors;
-            begun = base < vectors;
+        const int x = next ? __ffs(next) - 1 : 0, end = end_of(base);
+        const uint64_t from = __shfl_sync(kAll, begin, x) + base * kVectorBytes;
+        const float weight = __shfl_sync(kAll, jobs.weight, x);
+        if (next) left ^= 1u << x;
+        int words = job_words | base << kFirstAt | ((next & (next - 1)) == 0 ? kTurns : 0);
+        if (left == 0) words |= end == vectors ? kCloses | kEnds : kCloses;
+        if (lane_id() == lane_of(asked)) {
+            held_words = words;
+            held_token = jobs.now.token.y;
+            held_weight = weight;
         }
-        s.ends = !begun;
+        const uint32_t bytes = mask ? (end - base) * kVectorBytes : 0;
+        if (elect_lane()) {
+            fence_async_shared();  // all lanes have read what the load overwrites
+            tma::expect_bytes(full[loading.index], bytes);
+            if (bytes)
+                tma::load_bytes(rows + loading.index * piece_bytes, reinterpret_cast<const void*>(from), bytes,
+                                full[loading.index]);
+        }
+        __syncwarp();
+        ++asked;
+        loading.advance(G.warp_slots);
+        if (left) return;
+        left = mask;
+        turn = 0;
+        base = end;
+        begun = base < vectors;
     }
 
-    TKT_DEVICE void add(const step& s) {
-        if (s.opens) {
+    TKT_DEVICE void add() {
+        const int words = __shfl_sync(kAll, held_words, lane_of(added));
+        const int token = __shfl_sync(kAll, held_token, lane_of(added));
+        const float weight = __shfl_sync(kAll, held_weight, lane_of(added));
+        wait<wait_role::combine, wait_word::stage_full>(full[adding.index], adding.phase, G.gemm.guard);
+        if (!(words & kEmpty)) {
+            const uint4* const from = piece_in(rows, adding.index);
+            uint4 got[kVectors];
+#pragma unroll
+            for (int v = 0; v < kVectors; ++v)  // behind a row's end stands what was there: nobody stores its sum
+                if (v < G.piece_vectors) got[v] = from[v * kWarpThreads];
 #pragma unroll
             for (int v = 0; v < kVectors; ++v)
-#pragma unroll
-                for (int i = 0; i < kVectorCols; ++i) sum[v][i] = 0.0f;
+                if (v < G.piece_vectors) add_weighted(sum[v], weight, got[v]);
         }
-        uint32_t lanes = s.lanes;
+        __syncwarp();  // all lanes have read the slot: it may be loaded anew
+        ++added;
+        adding.advance(G.warp_slots);
+        if ((words & kPulls) && (words & kTurns)) round_rank();
+        if (!(words & kCloses)) return;
+        const int first = words >> kFirstAt;
+        if (words & kPushes)
+            push(words, token, first);
+        else if (words & kPulls)
+            write<kPulled>(group_of(words), token, first);
+        else
+            write<0>(group_of(words), token, first);
+        clear<kVectors>();
+    }
+    // The sums of a rank's rows become one addend of those of all ranks, which are the upper half.
+    TKT_DEVICE void round_rank() {
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            if (!lanes) break;
-            const float weight = __shfl_sync(kAll, s.weight, __ffs(lanes) - 1);
-            lanes &= lanes - 1;
+        for (int v = 0; v < kPulled; ++v) add_weighted(sum[kPulled + v], 1.0f, rounded(sum[v]));
+        clear<kPulled>();
+    }
+    template <int VECTORS>
+    TKT_DEVICE void clear() {
 #pragma unroll
-            for (int v = 0; v < kVectors; ++v) add_weighted(sum[v], weight, s.got[r][v]);
+        for (int v = 0; v < VECTORS; ++v)
+#pragma unroll
+            for (int i = 0; i < kVectorCols; ++i) sum[v][i] = 0.0f;
+    }
+    template <int FROM>
+    TKT_DEVICE void write(int group, int token, int first) const {
+        const int end = end_of(first);
+        uint4* const to = reinterpret_cast<uint4*>(G.y + static_cast<int64_t>(token) * G.gemm.cols + column(group, 0));
+#pragma unroll
+        for (int v = FROM; v < kVectors; ++v) {
+            const int at = first + (v - FROM) * kWarpThreads + lane_id();
+            if (at < end) to[at] = rounded(sum[v]);
         }
-        if (!s.closes) return;
-        uint4* to;
-        if (s.of.pushes) {
-            if (s.base == 0 && stored == G.warp_slots) retire(stored - 1);
-            to = reinterpret_cast<uint4*>(memory + static_cast<int64_t>(next_slot) * width * 2);
-        } else {
-            to = reinterpret_cast<uint4*>(G.y + static_cast<int64_t>(s.of.token.y) * G.gemm.cols + s.of.group * width);
-        }
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v)
-            if (s.base + 32 * v + lane_id() < vectors) to[s.base + 32 * v + lane_id()] = rounded(sum[v]);
-        if (s.of.pushes && s.ends) push(s.of);
     }
 
-    TKT_DEVICE int turned(int slot) const { return slot + 1 == G.warp_slots ? 0 : slot + 1; }
-
-    // The copy engine reads what the lanes wrote; the first lane issues, and later waits for what it issued.
-    TKT_DEVICE void push(const job& j) {
-        if (lane_id() == next_slot) held = j.token.x * kMostCombineGroups + j.group;
+    // The copy engine reads what the lanes wrote.
+    TKT_DEVICE void push(int words, int token, int first) {
+        const int group = group_of(words), rank = rank_of(words), slot = stored % kCombineSums;
+        wait_read(kCombineSums - 1);
+        uint4* const to = piece_in(sums, slot);
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v)
+            if (v < G.piece_vectors) to[v * kWarpThreads] = rounded(sum[v]);
+        if (lane_id() == lane_of(stored)) held = words & kEnds ? rank * kMostCombineGroups + group : kNone;
         fence_async_shared();
         __syncwarp();
         if (lane_id() == 0) {
-            bf16* to = G.staging[j.token.x].at(me * G.tokens + j.token.y, j.group * width);
-            tma::store_bytes(to, memory + static_cast<int64_t>(next_slot) * width * 2, width * 2);
+            tma::store_bytes(G.staging[rank].at(jobs.me * G.tokens + token, column(group, first)), to,
+                             (end_of(first) - first) * kVectorBytes);
             tma::commit();
         }
-        next_slot = turned(next_slot);
         ++stored;
+        if (stored - retired > kPending) retire(kPending);
     }
 
-    // The full wait, until at most `pending` rows are still on their way: the others are there, and are told of in lots,
-    // since telling makes the warp wait.
+    // The full wait, until at most `pending` stretches are still on their way: the others are there, and their rows are
+    // told of in lots, since telling makes the warp wait.
     TKT_DEVICE void retire(int pending) {
-        wait_for_stores(pending);
-        for (; stored > pending; --stored) {
-            there += lane_id() == __shfl_sync(kAll, held, oldest);
-            oldest = turned(oldest);
-            ++untold;
+        wait_performed(pending);
+#pragma unroll 1
+        for (; retired < stored - pending; ++retired) {
+            const int was_for = __shfl_sync(kAll, held, lane_of(retired));
+            there += lane_id() == was_for;
+            untold += was_for != kNone;
         }
         if (untold >= kLot || pending == 0) tell();
     }
@@ -313,45 +230,32 @@ struct combine_stream {
             if (lane_id() != 0) continue;
             const int before = add_acquire_release(G.queue + kPushed + was_for, rows);
             if (before + rows != __ldg(G.push_expected + to)) continue;
-            __threadfence_system();
-            announce(G.watermarks[to] + me * kMostCombineGroups + was_for % kMostCombineGroups, epoch);
+            fence_system();
+            announce_fenced(G.watermarks[to] + jobs.me * kMostCombineGroups + was_for % kMostCombineGroups, jobs.epoch);
         }
         __syncwarp();
         there = untold = 0;
     }
-    TKT_DEVICE void wait_for_stores(int pending) const {
-        if (lane_id() == 0) {
-            switch (pending) {
-                case 0: tma::store_async_wait<0>(); break;
-                case 1: tma::store_async_wait<1>(); break;
-                case 2: tma::store_async_wait<2>(); break;
-                case 3: tma::store_async_wait<3>(); break;
-                case 4: tma::store_async_wait<4>(); break;
-                case 5: tma::store_async_wait<5>(); break;
-                case 6: tma::store_async_wait<6>(); break;
-                default: tma::store_async_wait<7>(); break;
-            }
-        }
-        __syncwarp();
-    }
 
-    // Adds `s` while the rows of `then` are on their way. Before it waits for what others do, others get what it has.
-    TKT_DEVICE bool turn_over(const step& s, step& then) {
-        outcome found = next(then, false);
-        add(s);
-        if (found == blocked) {
-            retire(0);
-            found = next(then, true);
-        }
-        return found == loaded;
-    }
-
+    // Asks for pieces while slots are free, and adds the oldest. Before it waits for what others do, others get what it has.
     TKT_DEVICE void run() {
-        prepare_pushes();
-        step one, other;
-        if (next(one, true) == loaded) {
-            while (turn_over(one, other))
-                if (!turn_over(other, one)) break;
+        open_slots(full, G.warp_slots);
+        clear<kVectors>();
+        bool dry = false, waits = false;
+        for (;;) {
+            if (!dry && asked - added < G.warp_slots) {
+                const outcome found = next(waits);
+                waits = false;
+                if (found == loaded) continue;
+                dry = found == nothing;
+                if (found == blocked && asked == added) {
+                    retire(0);
+                    waits = true;
+                    continue;
+                }
+            }
+            if (asked == added) break;
+            add();
         }
         retire(0);
     }
@@ -361,13 +265,11 @@ struct combine_stream {
 template <typename Globals>
 TKT_DEVICE void combine(const Globals& G) {
     extern __shared__ __align__(1024) char shared_memory[];
-    if (G.form == TKT_FORM_PULL) {
-        combine_pull<Globals>(G).run();
-        return;
-    }
+    // Made once: the address of shared memory depends on the block's place in a cluster.
+    char* const memory = static_cast<char*>(__cvta_shared_to_generic(opaque(shared_address(shared_memory))));
     const int block = blockIdx.x;
     const bool reduces = block >= static_cast<int>(gridDim.x) - G.num_reduce_blocks;
-    combine_stream<Globals>(G, shared_memory, reduces, block >= G.num_comp_blocks).run();
+    combine_stream<Globals>(G, memory, reduces, block >= G.num_comp_blocks).run();
 }
 
 }  // namespace tkt

@@ -64,8 +64,10 @@ struct plan_builder {
 
     // Gives this block's tokens to every rank; -1 is no expert, as the caller says it of tokens that are not there, and
     // kWrong what is none or named twice. Two plans ago everybody had read this half of the buffer: the last plan's ids
-    // came from ranks that were done with the one before.
-    TKT_DEVICE void push(uint64_t sequence) const {
+    // came from ranks that were done with the one before. Calls `note(at, expert)` for each right id, and by all threads
+    // `tell()` before other ranks hear of it.
+    template <typename Note, typename Tell>
+    TKT_DEVICE void give(uint64_t sequence, Note note, Tell tell) const {
         const int from = min(static_cast<int>(blockIdx.x) * block_words * kWarpThreads, G.tokens) * G.top_k;
         const int to = min(static_cast<int>(blockIdx.x + 1) * block_words * kWarpThreads, G.tokens) * G.top_k;
         for (int begin = from + threadIdx.x; begin < to; begin += kAtOnce * kPlanThreads) {
@@ -84,14 +86,16 @@ struct plan_builder {
 #pragma unroll 1
                 for (int rank = 0; rank < G.world; ++rank)
                     ids(source_of(rank), sequence, me)[at] = right ? static_cast<int32_t>(some[i]) : kWrong;
+                if (right && some[i] >= 0) note(at, static_cast<int>(some[i]));
             }
         }
+        tell();
         __threadfence_system();
         __syncthreads();
         if (static_cast<int>(threadIdx.x) < G.world) announce(signal(threadIdx.x, me), sequence);
     }
 
-    // The same block of every rank has pushed the tokens that this block is going to count.
+    // The same block of every rank has given the tokens that this block is going to count.
     TKT_DEVICE void await_ids(uint64_t sequence) const {
         if (static_cast<int>(threadIdx.x) < G.world) {
             const uint64_t* word = signal(me, threadIdx.x);
@@ -102,9 +106,10 @@ struct plan_builder {
         __syncthreads();
     }
 
-    // Calls `each(x, expert)` for this lane's token, -1 where the expert is elsewhere. False when an id was wrong.
+    // Calls `each(x, expert)` for this lane's token of `from`, with experts counted from `first` on, -1 where the expert is
+    // of another rank. False when an id was wrong.
     template <typename Each>
-    TKT_DEVICE bool for_experts(const int32_t* from, int token, Each each) const {
+    TKT_DEVICE bool for_experts(const int32_t* from, int token, int first, Each each) const {
         bool right = true;
         if (token < G.tokens) {
             const int32_t* mine = from + static_cast<int64_t>(token) * G.top_k;
@@ -133,7 +138,7 @@ struct plan_builder {
             const int32_t* from = ids(me, sequence, source_of(step()));
             for (int word = begin(); word < end(); ++word) {
                 int lowest = local, highest = -1;
-                const bool fine = for_experts(from, word * kWarpThreads + lane_id(), [&](int, int expert) {
+                const bool fine = for_experts(from, word * kWarpThreads + lane_id(), first, [&](int, int expert) {
                     if (expert < 0) return;
                     atomicAdd(mine + kRows * local + expert, 1);
                     lowest = min(lowest, expert);
@@ -230,7 +235,7 @@ struct plan_builder {
             for (int expert = lane_id(); expert < local; expert += kWarpThreads) held[expert] = 0;
             __syncwarp();
             int lowest = local, highest = -1;
-            for_experts(from, token, [&](int, int expert) {
+            for_experts(from, token, first, [&](int, int expert) {
                 if (expert < 0) return;
                 atomicOr(held + expert, lane);
                 lowest = min(lowest, expert);
@@ -247,7 +252,7 @@ struct plan_builder {
                 if (position >= 0) G.pull_tokens[position] = make_int2(source, token);
                 if (job < most) G.job_order[job] = position;
             }
-            for_experts(from, token, [&](int x, int expert) {
+            for_experts(from, token, first, [&](int x, int expert) {
                 int slot = -1;
                 if (expert >= 0 && fit) slot = mine[kRows * local + expert] + __popc(held[expert] & below);
                 if (slot >= G.capacity) slot = -1;
@@ -262,6 +267,18 @@ struct plan_builder {
             if (highest >= 0 && !(last_alike & below)) mine[kLasts * local + highest] += __popc(last_alike);
             __syncwarp();
         }
+    }
+
+    // Bit s is set where another rank s has a row of this pad block of a local expert, counted from its first one. Rows of
+    // an expert stand in ring order.
+    TKT_DEVICE int sources_of(int expert, int block) const {
+        const int32_t* from = totals + kRows * local + expert;
+        int found = 0;
+        for (int step = 1; step < G.world; ++step) {
+            const int end = step + 1 < G.world ? from[(step + 1) * kinds] : sums[kRows * local + expert];
+            if (max(from[step * kinds], block * G.pad) < min(end, (block + 1) * G.pad)) found |= 1 << source_of(step);
+        }
+        return found;
     }
 
     // What follows from the counts alone, experts dealt out to the blocks. Rows that do not fit make an empty plan.
@@ -281,6 +298,7 @@ struct plan_builder {
                 G.slack[at] = slack;
                 G.own_slack[at] = own_slack;
                 G.arrivals[at] = G.own_in_place ? own_slack : slack;
+                if (G.gate_sources) G.gate_sources[at] = sources_of(expert, block);
             }
             if (threadIdx.x == 0) {
                 G.counts[expert] = count;
@@ -302,15 +320,20 @@ struct plan_builder {
         G.state[0] = sequence;  // every block had read it before they met
     }
 
-    TKT_DEVICE void run() const {
-        const uint64_t sequence = G.state[0] + 1;
-        push(sequence);
+    // Behind the giving of ids.
+    TKT_DEVICE void build(uint64_t sequence) const {
         await_ids(sequence);
         count(sequence);
         blocks_meet(G.guard, G.state + 1, sequence * gridDim.x);
         add_up();
         place(sequence);
         describe(sequence);
+    }
+
+    TKT_DEVICE void run() const {
+        const uint64_t sequence = G.state[0] + 1;
+        give(sequence, [](int, int) {}, [] {});
+        build(sequence);
     }
 };
 

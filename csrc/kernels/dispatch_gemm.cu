@@ -17,7 +17,7 @@
 //   tktune_dispatch_gemm_meet       meeting; one warp
 //   tktune_dispatch_gemm_self_test  self_test_globals; one block a rank
 //   tktune_dispatch_gemm_glu        TKT_GLU 2 only: glu_pass_globals; any grid of blocks of whole warps
-//   tktune_dispatch_plan            the schedule tables: dispatch_plan.cu
+//   tktune_dispatch_plan            the schedule tables, those of pushes too where rows are pushed: dispatch_plan.cu
 #ifndef TKT_WORLD
 #define TKT_WORLD 2
 #endif
@@ -30,6 +30,7 @@
 #ifndef TKT_TRANSPORT
 #define TKT_TRANSPORT 0
 #endif
+#define TKT_PLAN_PUSHES TKT_TRANSPORT
 #include "../comm/first_task.cuh"
 #include "../comm/push.cuh"
 #include "../comm/self_test.cuh"

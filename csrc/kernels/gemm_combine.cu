@@ -10,9 +10,10 @@
 // Entries, arguments by value:
 //   tktune_gemm_combine            combine_globals; grid = SMs in whole clusters, all resident (one block an SM),
 //                                  block = 32 × (consumer warps + 4, or + 1 with mma.sync); dynamic shared memory = the
-//                                  fact below. sum_warps × warp_slots × N / groups × 2 bytes of row slots fit the
-//                                  second of the words below; N is a multiple of 8 · groups, and of COL_BLOCK · groups
-//                                  where groups > 1; top_k at most 32
+//                                  fact below. 1024 bytes and, for each of the third of the words below, warp_slots + 2
+//                                  pieces of 512 · piece_vectors bytes fit the second of them; piece_vectors is at most
+//                                  the fourth, half of it for pulls; N is a multiple of 8 · groups, and of
+//                                  COL_BLOCK · groups where groups > 1; top_k at most 32
 //   tktune_gemm_combine_meet       meeting; one warp, before each launch: all ranks are done with the launch before
 //   tktune_gemm_combine_self_test  self_test_globals; one block a rank
 //   tktune_dispatch_plan, tktune_combine_plan   the tables: dispatch_plan.cu, combine_plan.cu
@@ -46,10 +47,10 @@ static_assert(__builtin_offsetof(globals, rows) == tkt::combine_globals_layout::
 // Read by the host from the module: shared memory bytes, threads, bytes of the globals, blocks of a cluster.
 extern "C" __device__ int32_t tktune_gemm_combine_facts[4] = {sizeof(tkt::shared_storage<config>), geo::kThreads,
                                                               sizeof(globals), config::CLUSTER};
-// Ranks, bytes that row slots may take, warps that have them, bytes of the other entries' arguments.
-extern "C" __device__ int32_t tktune_gemm_combine_world[5] = {
+// Ranks, bytes that row pieces may take, warps that have them, vectors of a piece; bytes of the other entries' arguments.
+extern "C" __device__ int32_t tktune_gemm_combine_world[6] = {
     TKT_WORLD, tkt::combine_memory<config>::kBytes, tkt::combine_memory<config>::kWarps,
-    sizeof(tkt::meeting<TKT_WORLD>), sizeof(tkt::self_test_globals<TKT_WORLD>)};
+    tkt::combine_memory<config>::kVectors, sizeof(tkt::meeting<TKT_WORLD>), sizeof(tkt::self_test_globals<TKT_WORLD>)};
 
 extern "C" __global__ void __launch_bounds__(geo::kThreads, 1)
 #if TKT_CLUSTER > 1
@@ -65,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(geo::kThreads, 1)
         tkt::grouped_gemm<config>(G.gemm, tkt::no_gate{}, tkt::combine_epilogue<globals>{G},
                                   [] { return static_cast<int>(blockIdx.x) / config::CLUSTER; },
                                   G.num_comp_blocks / config::CLUSTER);
-        everyone::sync();  // row slots overlay the stages and the output slots, which all roles have left
+        everyone::sync();  // row pieces overlay the stages and the output slots, which all roles have left
         if constexpr (geo::kWgmma)
             if (consumes()) tkt::give_registers<config::CONSUMER_REGISTERS - 8>();
     } else if constexpr (geo::kWgmma) {
@@ -76,8 +77,7 @@ extern "C" __global__ void __launch_bounds__(geo::kThreads, 1)
         // multiplied before or not, it grants more than the warp has, and the producers have given as much.
         if constexpr (geo::kWgmma) tkt::take_registers<config::CONSUMER_REGISTERS>();
         const bool from_the_start = static_cast<int>(blockIdx.x) >= G.num_comp_blocks;
-        if ((G.roles & TKT_COMMUNICATE) && (from_the_start || computes()) && tkt::warp_id() < G.sum_warps)
-            tkt::combine(G);
+        if ((G.roles & TKT_COMMUNICATE) && (from_the_start || computes())) tkt::combine(G);
     }
     everyone::sync();
     if (tkt::warp_id() == 0) tkt::leave_combine(G);

@@ -59,7 +59,12 @@ def judged(cache, spec, config, world):
     assert (smem, threads) == (spec.facts["smem_bytes"], spec.facts["threads"])
     assert nbytes == -(-(800 + 48 * world) // 64) * 64  # rows, staging: 16 bytes a rank; two words each
     assert device_words(path, "tktune_gemm_combine_world") == [
-        *(world, space_cuda.slots_bytes(config), config["CONSUMER_WARPS"]),
+        *(
+            world,
+            space_cuda.slots_bytes(config),
+            config["CONSUMER_WARPS"],
+            space_cuda.most_piece_vectors(config),
+        ),
         *(meeting_bytes(world), self_test_bytes(world)),
     ]
     return path
@@ -80,7 +85,11 @@ def test_a_variant_compiles_within_its_formulas(cache, arch, world, layout, chan
         return
     dump = [dumper, "-sass", "-fun", "tktune_gemm_combine", str(path)]
     sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
-    assert sass.count("UBLKCP") == 1  # the push of a row
+    assert re.findall(r"UBLKCP\.\S+", sass) == [
+        "UBLKCP.S.G",
+        "UBLKCP.G.S",
+    ]  # a row piece comes, a stretch goes
+    assert not re.findall(r"@!?U?P\d+ UBLKCP", sass)
     assert not re.findall(r"\b(?:CALL|LDL|STL)\.?\S*", sass)
 
 

@@ -36,7 +36,16 @@ FIELDS = (
         "roles",
         "num_comp_blocks",
     ),
-    *("num_reduce_blocks", "form", "groups", "top_k", "tokens", "warp_slots", "landed_stride", "sum_warps"),
+    *(
+        "num_reduce_blocks",
+        "form",
+        "groups",
+        "top_k",
+        "tokens",
+        "warp_slots",
+        "landed_stride",
+        "piece_vectors",
+    ),
     *("rows", "staging", "watermarks", "landed"),
 )
 LAYOUT = """

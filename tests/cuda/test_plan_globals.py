@@ -21,7 +21,7 @@ needs_nvcc = pytest.mark.skipif(
 )
 POINTERS = [field.name for field in mirror.fields(mirror.PlanAddresses)]
 LAYOUT = """
-#include "comm/plan.cuh"
+#include "comm/push_plan.cuh"
 using G = tkt::plan_globals;
 #define AT(field) static_cast<int32_t>(__builtin_offsetof(G, field))
 extern "C" __device__ int32_t pointers[] = {POINTERS};
@@ -30,7 +30,7 @@ extern "C" __device__ int32_t others[] = {
     AT(never_last), AT(own_in_place), AT(unused), sizeof(G)};
 extern "C" __device__ int32_t constants[] = {
     tkt::kPlanWarps, tkt::kPlanThreads, tkt::kPlanMostBlocks, tkt::kPlanMostExperts, tkt::kKinds, tkt::kWrongIds,
-    tkt::kRowsWanted, tkt::plan_region::kSignals, tkt::plan_region::kIds};
+    tkt::kRowsWanted, tkt::plan_region::kSignals, tkt::plan_region::kIds, tkt::kCountQuad};
 extern "C" __device__ int32_t shared_words[] = {
     tkt::plan_shared_words(1, 6), tkt::plan_shared_words(2, 32), tkt::plan_shared_words(8, 256)};
 """
@@ -55,7 +55,7 @@ def test_the_compiler_lays_out_what_the_mirror_packs(tmp_path):
     ]
     assert device_words(cubin, "constants") == [
         *(mirror.WARPS, mirror.THREADS, mirror.MOST_BLOCKS, mirror.MOST_EXPERTS, mirror.KINDS),
-        *(mirror.WRONG_IDS, mirror.ROWS_WANTED, mirror.SIGNALS, mirror.IDS),
+        *(mirror.WRONG_IDS, mirror.ROWS_WANTED, mirror.SIGNALS, mirror.IDS, mirror.COUNT_QUAD),
     ]
     sizes = [problem_of(6, world=1, top_k=2), problem_of(64), problem_of(2048, world=8)]
     assert [4 * words for words in device_words(cubin, "shared_words")] == [
@@ -86,7 +86,23 @@ def test_blocks_cover_all_tokens_and_stay_few(world, tokens):
     of_block = -(-words // blocks)
     of_warp = -(-of_block // (mirror.WARPS // world))
     assert blocks == mirror.MOST_BLOCKS or of_warp == 1
-    assert mirror.region_bytes(problem) >= mirror.IDS + 2 * 4 * world * tokens * 8
+    counts = 2 * 4 * world * blocks * problem.experts
+    assert mirror.region_bytes(problem) >= mirror.IDS + 2 * 4 * world * tokens * 8 + counts
+
+
+def test_addresses_of_pushes_are_left_out_where_rows_are_pulled():
+    pulled = mirror.PlanAddresses(*range(1, len(POINTERS) - 5))
+    packed = mirror.packed_plan(problem_of(), (1, 2), pulled, Guard(1.0), 128, 4)
+    at = mirror.FIRST_POINTER + 8 * (len(POINTERS) - 6)
+    assert struct.unpack_from("<6Q", packed, at) == (0,) * 6
+    assert POINTERS[-6:] == [
+        "push_plan",
+        "push_tokens",
+        "push_blocks",
+        "push_expected",
+        "missing",
+        "gate_sources",
+    ]
 
 
 @needs_nvcc
@@ -98,6 +114,7 @@ def test_the_table_kernel_alone_is_a_small_cubin(tmp_path, arch):
     (outcome,) = ArtifactCache(tmp_path).build([plan_build_spec(device)])
     assert outcome.ok, outcome.error_sentence
     assert outcome.mismatches == ()
+    assert device_words(outcome.artifact.path, f"{ENTRY}_pushes") == [1]
     facts = outcome.artifact.facts
     assert facts["spill_store_bytes"] == facts["spill_load_bytes"] == facts["stack_bytes"] == 0
     assert facts["syscalls"] == []

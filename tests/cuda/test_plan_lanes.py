@@ -9,93 +9,17 @@ import shutil
 
 import numpy as np
 import pytest
-from lane_programs import compiled, laid_out, ran
+from plan_programs import UNTOUCHED, build, compare, problem_of, program
 
 from tktune.core import tables, tables_torch
-from tktune.core.problem import Problem
 from tktune.core.routing import parse_routing
 
-UNTOUCHED = -77
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not on PATH")
 
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("plan_lanes")
-    laid_out(folder, ["plan_lanes"], ["comm/plan.cuh", "comm/plan_config.cuh", "abi.h"])
-    return compiled(folder, "-O2")
-
-
-def sizes(problem, capacity):
-    local, blocks, everyone = problem.local_experts, capacity // problem.pad, problem.world * problem.tokens
-    return {
-        "status": 2,
-        "words": 3,
-        "counts": local,
-        "base": local,
-        "walk": 4 * local,
-        "pull_indices": 2 * capacity,
-        "block_expert": blocks,
-        "slack": blocks,
-        "own_slack": blocks,
-        "arrivals": blocks,
-        "slots": everyone * problem.top_k,
-        "pull_tokens": 2 * everyone,
-        "pull_slots": everyone * problem.top_k,
-        "job_order": everyone,
-        "queue": 3,
-        "dispenser": 2,
-    }
-
-
-def build(runner, folder, problem, ids, *, blocks, seed=0, id_bytes=4, capacity=None, in_place=False):
-    """The arrays of every [plan][rank] by name; each is followed by words that must be untouched."""
-    plans = len(ids)
-    capacity = problem.capacity_rows if capacity is None else capacity
-    head = (problem.world, problem.tokens, problem.top_k, problem.experts, problem.pad, capacity)
-    head = np.array([*head, id_bytes, blocks, plans, seed, int(in_place)], np.int32)
-    (folder / "in").write_bytes(head.tobytes() + np.asarray(ids, np.int32).tobytes())
-    done = ran(runner, folder / "in", folder / "out")
-    assert done.returncode == 0, done.stderr
-    said = np.fromfile(folder / "out", np.int32).reshape(plans, problem.world, -1)
-    outcome = []
-    for plan in range(plans):
-        outcome.append([])
-        for rank in range(problem.world):
-            flat, at, named = said[plan, rank], 0, {}
-            for name, size in sizes(problem, capacity).items():
-                named[name] = flat[at : at + size]
-                at += size
-                if name != "status":
-                    assert (flat[at : at + 8] == UNTOUCHED).all(), f"written behind {name}"
-                    at += 8
-            assert at == len(flat)
-            outcome[-1].append(named)
-    return outcome
-
-
-def compare(found, golden, local, in_place=False):
-    """Every array in its used part; the rest was not touched."""
-    tokens = len(golden.pull_tokens)
-    assert found["words"].tolist() == [golden.rows, golden.num_pad_blocks, tokens]
-    walk = [[e, golden.base[e], golden.counts[e], 0] for e in range(local)]
-    wanted = {name: getattr(golden, name) for name in found if hasattr(golden, name)}
-    wanted |= {
-        "walk": np.array(walk),
-        "arrivals": golden.own_slack if in_place else golden.slack,
-        "status": np.zeros(2),
-    }
-    wanted |= {"queue": np.zeros(3), "dispenser": np.array([0, 1 << 20])}
-    for name, array in found.items():
-        if name == "words":
-            continue
-        used = np.asarray(wanted[name]).reshape(-1)
-        assert np.array_equal(array[: len(used)], used), name
-        assert (array[len(used) :] == UNTOUCHED).all(), f"{name} was written beyond its end"
-
-
-def problem_of(experts, top_k, tokens, world, pad=8):
-    return Problem("dispatch_gemm", 16, 16, experts, top_k, tokens, world=world, pad=pad)
+    return program(tmp_path_factory.mktemp("plan_lanes"))
 
 
 CASES = [

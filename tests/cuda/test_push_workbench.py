@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import struct
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from seated_dispatch import play, seat
 
 from tktune.core import push_tables
 from tktune.core.device import device_class
-from tktune.core.errors import ProblemError, WordsError
+from tktune.core.errors import ProblemError
 from tktune.core.policy import Policy
 from tktune.core.problem import Problem
 from tktune.core.roles import Wait, broken_rules
@@ -30,7 +29,7 @@ from tktune.families.dispatch_gemm import launch_cuda
 from tktune.families.dispatch_gemm.fused_launch import fused_launch
 from tktune.families.dispatch_gemm.launch_cuda import CudaDispatchWorkbench
 from tktune.families.dispatch_gemm.push_cuda import PushMemory
-from tktune.runtime.cuda_dispatch_operator import CudaDispatchOperator
+from tktune.families.dispatch_gemm.tables_cuda import DeviceTables
 
 DEVICE = device_class("sm_90a")
 PROBLEM = Problem("dispatch_gemm", 64, 40, 8, 3, 24, world=2, pad=16)
@@ -230,7 +229,7 @@ def test_what_is_left_wrong_is_noticed_and_named(benched, form, spoil, sentence)
 def test_counters_that_a_stopped_launch_left_are_made_right_before_the_next(benched):
     bench = benched()
     plan = bench._prepare("uniform", 5)
-    plan.pushes.missing -= 3
+    plan.pushes.missing.sub_(3)
     assert bench.gate(config_of(), "uniform", 5, 30).passed
 
 
@@ -259,13 +258,6 @@ def test_a_serial_path_computes_when_the_rows_of_peers_are_there(benched, form, 
         mirror.COMMUNICATE,
         roles,
     ]  # the first brings rows before anything is timed
-
-
-def test_pushes_of_a_plan_that_is_built_on_the_device_are_refused(benched):
-    bench = benched()
-    bench._timed_plans = object()
-    with pytest.raises(WordsError, match="not built on the device yet"):
-        bench._planned(config_of(), bench._prepare("uniform", 5), ["fused"])
 
 
 @pytest.mark.parametrize("form", ["indexed", "gathered"])
@@ -304,11 +296,9 @@ def test_blocks_that_would_scatter_before_they_push_are_a_circle():
     assert "D3" in [broken.rule for broken in broken_rules(circle)]
 
 
-def test_a_config_that_pushes_is_refused_where_plans_are_built_on_the_device():
-    config = config_of()
-    with pytest.raises(ProblemError, match="no tables for that yet"):
-        fused_launch(*[None] * 1, config, *[None] * 9)
-    operator = CudaDispatchOperator.__new__(CudaDispatchOperator)
-    operator.choice = types.SimpleNamespace(config=config, device=DEVICE)
-    with pytest.raises(ProblemError, match="Use a config with TRANSPORT=pull"):
-        operator._load(Path("none"), "", 1.0)
+def test_a_push_without_its_tables_or_a_place_for_rows_is_refused():
+    pulled = DeviceTables(PROBLEM, 64, torch.device("cpu"))
+    pushed = DeviceTables(PROBLEM, 64, torch.device("cpu"), pushes=True)
+    for tables, pushing in ((pulled, object()), (pushed, None)):
+        with pytest.raises(ProblemError, match="Use a config with TRANSPORT=pull"):
+            fused_launch(None, config_of(), *[None] * 8, tables, pushing=pushing)

@@ -224,14 +224,36 @@ def test_gpu_constraints_speak_by_name():
         return [constraint.name for constraint, _ in space.broken(default.replace(**changes))]
 
     assert broken() == []
-    assert broken(rows_in_flight=4) == []
-    assert broken(STAGES=3, rows_in_flight=4) == [
-        "row_slots"
-    ]  # four warps do not have four rows of 14336 bytes
-    assert broken(STAGES=3, rows_in_flight=4, signal_groups=2) == []
-    assert space_cuda.sum_warps(default, space.problem) == 8
-    assert space_cuda.sum_warps(default.replace(rows_in_flight=4), space.problem) == 4
+    assert broken(rows_in_flight=8) == []
+    assert broken(STAGES=3, rows_in_flight=8) == []
+    assert broken(rows_in_flight=100) == ["row_slots"]  # not even 512 bytes for each of 8 · 102 pieces
+    assert broken(rows_in_flight=100, form="pull") == ["row_slots"]
     assert broken(num_reduce_sms=131) == ["D4"]
     assert broken(CLUSTER=2, num_comm_sms=3) == ["clusters_fill_roles"]
     many = cuda_space(problem_of(2048, 7168, 256, 40, 64, pad=128), "sm_90a")
     assert [c.name for c, _ in many.broken(default)] == ["top_k_fits_a_warp"]
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
+def test_row_pieces_fill_the_memory_and_their_run_of_columns(arch):
+    """Whatever the build: all warps' pieces fit, no longer piece of as few would, and the pieces of a run are equal."""
+    for cols in (328, 2880, 4096, 7168):
+        problem = problem_of(2048, cols, 64, 8, 2048, pad=128)
+        space = cuda_space(problem, arch)
+        defaults = {name: [space.default[name]] for name in space.launch_names if name != "rows_in_flight"}
+        for config in space.restrict(defaults).feasible.configs[::23]:
+            taken = space_cuda.piece_vectors(config, problem)
+            lane_vectors = -(-cols * 2 // 512)
+            pieces = -(-lane_vectors // taken)
+            bytes_of = 1024 + config["CONSUMER_WARPS"] * (config["rows_in_flight"] + 2) * 512 * taken
+            assert 1 <= taken <= space_cuda.most_piece_vectors(config) <= 8
+            assert bytes_of <= space_cuda.slots_bytes(config)
+            assert pieces * taken - lane_vectors < pieces
+            more = -(-lane_vectors // max(1, pieces - 1))
+            if pieces > 1 and more <= space_cuda.most_piece_vectors(config):
+                bytes_of = 1024 + config["CONSUMER_WARPS"] * (config["rows_in_flight"] + 2) * 512 * more
+                assert bytes_of > space_cuda.slots_bytes(config)
+    wide = cuda_space(problem_of(cols=4096), "sm_90a").default_config()
+    assert [space_cuda.piece_vectors(wide, problem_of(cols=n)) for n in (2048, 4096, 7168)] == [8, 8, 7]
+    pulls = wide.replace(form="pull")
+    assert [space_cuda.piece_vectors(pulls, problem_of(cols=n)) for n in (2048, 4096, 7168)] == [4, 4, 4]

@@ -155,11 +155,12 @@ def test_rows_that_do_not_fit_are_told_and_leave_an_empty_plan(world_of):
     played.check(spread)
 
 
-def test_a_rank_that_waits_for_ids_can_be_told_to_stop(world_of):
+@pytest.mark.parametrize("pushes", [False, True], ids=["pull", "push"])
+def test_a_rank_that_waits_for_ids_can_be_told_to_stop(world_of, pushes):
     import torch
 
     problem = problem_of(2)
-    played = world_of(problem, limit_s=20.0)
+    played = world_of(problem, limit_s=20.0, pushes=pushes)
     ids = parse_routing("uniform").draw(problem, 1)
     played.give(ids)
     played.launch([0])

@@ -142,8 +142,8 @@ def test_a_rank_that_never_pushes_is_named_by_who_waits_for_it(ready):
             assert who.startswith("Rank 0's gate in block ") and int(index) % 2 == 1, said
         else:
             assert who.startswith("Rank 0's communicate in block ") and 200 <= int(index) < 400, said
-        pair.page.abort()  # rank 1 has its result and waits for rank 0 to be done with its rows
-        assert pair.reply(1, 20.0)["failed"] == "aborted"
+        pair.page.abort()  # rank 1 waits for rank 0 to be done with its rows, and may have given that up already
+        assert pair.reply(1, 20.0)["failed"] in ("aborted", "spin_limit")
 
 
 @FORMS

@@ -16,10 +16,11 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (the
 import itertools
 
 from tktune.core.device import device_class
-from tktune.core.errors import ConstraintRefused, WordsError
+from tktune.core.errors import WordsError
 from tktune.core.problem import Problem
 from tktune.families.base import family
 from tktune.families.cuda import dispatch_globals as wire
+from tktune.families.cuda import push_globals
 from tktune.families.cuda.gemm_globals import Guard, View
 from tktune.families.dispatch_gemm import fused_launch as first_launch
 from tktune.families.dispatch_gemm import glu_cuda
@@ -80,7 +81,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> LayerMemory:
             module, "matrix_view", lambda maps, m, box: View(bytes(128), m.data_ptr(), *m.shape[-2:])
         )
     monkeypatch.setattr(launches_cuda, "SymmetricMemory", Memory)
-    monkeypatch.setattr(launches_cuda, "plan_entry", lambda module, nbytes: "schedule")
+    monkeypatch.setattr(launches_cuda, "plan_entry", lambda module, nbytes, pushes: "schedule")
     monkeypatch.setattr(launches_cuda, "combine_plan_entry", lambda module, problem: "sums")
 
     def by_torch(self: LayerLaunches, call: Any) -> Any:
@@ -153,7 +154,7 @@ def test_the_second_kernel_reads_what_the_first_one_leaves(
     assert (inner if separate else packed) not in first.arguments
     rows = memory.everyone if indexed else memory.gathered
     assert first.address(wire.GATHERED) == rows.data_ptr()
-    assert first.address(wire.PLAN) == memory.schedule.at["words"]
+    assert first.address(wire.PLAN) == memory.schedule(config).at["words"]
     own = struct.unpack_from("<Q", first.arguments, wire.TOKENS + 16)[0]
     assert own == memory.x.data_ptr(), "rank 1 reads its own rows where they were brought"
     assert len(rest) == separate
@@ -163,7 +164,7 @@ def test_the_second_kernel_reads_what_the_first_one_leaves(
     assert inner in second.arguments and memory.y.data_ptr().to_bytes(8, "little") in second.arguments
     tables = memory.sums(launches_cuda.part_config(config, "combine"))[1]
     assert tables.at["jobs"].to_bytes(8, "little") in second.arguments
-    assert memory.schedule.at["pull_tokens"].to_bytes(8, "little") in second.arguments
+    assert memory.schedule(config).at["pull_tokens"].to_bytes(8, "little") in second.arguments
 
 
 def test_tables_of_configs_with_other_runs_of_columns_are_others_and_count_on(memory: LayerMemory) -> None:
@@ -180,16 +181,52 @@ def test_tables_of_configs_with_other_runs_of_columns_are_others_and_count_on(me
     assert planner._state[0] == 1000 and int(memory.sequence) == 1000
 
 
+@pytest.mark.parametrize("form", ["gathered", "indexed"])
+def test_rows_of_a_layer_may_be_pushed(memory: LayerMemory, form: str) -> None:
+    """Both kernels and both plans read tables that have pushes, and the layer's meeting numbers their flags."""
+    launches = launches_of(memory)
+    config = config_of(**{"dispatch.TRANSPORT": "push", "dispatch.ACTIVATIONS": form})
+    pulls = memory.schedule(config_of())
+    pushes = memory.schedule(config)
+    assert pushes.pushes and not pulls.pushes and memory.schedule(config) is pushes
+    assert ran(launches.layer(config)) == ["torch", "schedule", "sums", "first", "meet", "second"]
+    (first,) = launches.first(config)
+    assert isinstance(first, Kept) and len(first.arguments) == push_globals.globals_bytes(2)
+    part = first.arguments[wire.globals_bytes(2) :]
+    names = ("push_plan", "push_tokens", "push_blocks", "push_expected", "missing", "gate_sources")
+    assert struct.unpack_from("<7Q", part) == (
+        *(pushes.at[name] for name in names),
+        memory.sequence.data_ptr(),
+    )
+    sections = struct.unpack_from("<QiiQii", part, push_globals.SECTIONS)
+    assert sections[3:] == (memory.everyone.data_ptr(), 80, 128)
+    flags = (
+        memory.pushing.row_flags.data_ptr() if form == "gathered" else memory.pushing.block_flags.data_ptr()
+    )
+    assert struct.unpack_from("<Q", part, push_globals.SECTIONS + 40) == (flags,)
+    for launch in (launches.schedule(config), launches.sums(config), launches.second(config)):
+        assert isinstance(launch, Kept)
+        assert pushes.at["pull_tokens"].to_bytes(8, "little") in launch.arguments
+        assert pulls.at["pull_tokens"].to_bytes(8, "little") not in launch.arguments
+    assert pushes.at["gate_sources"].to_bytes(8, "little") in launches.schedule(config).arguments
+    roles = [
+        struct.unpack_from("<i", one.arguments, wire.ROLES)[0]
+        for one in launches.serial(config)
+        if isinstance(one, Kept) and one.function == "first"
+    ]
+    gated = wire.GATED if form == "indexed" else 0
+    assert roles == [wire.COMMUNICATE, wire.COMPUTE | gated]
+
+
 def test_what_a_layer_cannot_do_is_refused(memory: LayerMemory) -> None:
     launches = launches_of(memory)
-    with pytest.raises(ConstraintRefused, match="pulled"):
-        launches.first(config_of().replace(**{"dispatch.TRANSPORT": "push"}))
     with pytest.raises(WordsError, match="no mode"):
         launches.second(config_of(), "comm")
 
 
 def test_everything_lies_apart_in_symmetric_memory(memory: LayerMemory) -> None:
-    parts = [memory.everyone, memory.rows, memory.staging]
+    pushing = memory.pushing
+    parts = [memory.everyone, memory.rows, memory.staging, pushing.block_flags, pushing.row_flags]
     spans = sorted((p.data_ptr(), p.data_ptr() + p.numel() * p.element_size()) for p in parts)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
     layout, base = memory.layout, memory.memory.addresses()[1]

@@ -99,6 +99,30 @@ def test_observations_one_by_one_come_to_what_all_at_once_give():
     assert kernel.from_row(observed[0], pool) == pytest.approx(kernel.between(own[:1], every)[0])
 
 
+@pytest.mark.parametrize("counts", [(10, 40), (25, 29, 40), (3, 40)])
+def test_observations_that_come_together_are_worth_those_that_come_one_by_one(counts):
+    rows, draw = some_rows(), np.random.default_rng(3)
+    observed = [int(row) for row in draw.choice(len(rows), 45, replace=False)]
+    y = draw.standard_normal(45)
+    trend = np.column_stack([np.full(len(rows), 2.0), draw.standard_normal(len(rows))])
+    pool = np.arange(len(rows))
+    hot = rows.one_hot(pool, np.float32)
+    one, together = Surrogate(rows, prior(rows)), Surrogate(rows, prior(rows))
+    for model in (one, together):
+        model.condition(observed[: counts[0]], trend, pool, hot)
+    for count in range(counts[0], 45):
+        one.follow(observed[: count + 1])
+    for count in counts[1:]:
+        together.follow([*observed[:count], *observed[42:]])  # then those turn out otherwise
+        together.follow(observed[:count])
+    together.follow(observed)
+    assert together.observed == one.observed
+    for got, expected in zip(together.predict(y), one.predict(y), strict=True):
+        assert got == pytest.approx(expected, abs=2e-3)
+    for got, expected in zip(together.predict_rows(pool, y), one.predict_rows(pool, y), strict=True):
+        assert got == pytest.approx(expected, abs=1e-8)
+
+
 def test_expected_improvement_is_right_near_and_far():
     z = np.array([3.0, 1.0, 0.0, -1.0, -3.5, -4.5, -8.0])
     expected = [

@@ -141,3 +141,31 @@ def test_what_a_prior_misses_is_smooth_in_sizes_and_abrupt_between_choices():
 def test_a_prior_that_is_wrong_about_a_choice_alone_is_soon_put_right(seed):
     wrong = LOG_COST + 0.9 * (CODES[:, 3] == MIDDLE[3])
     assert best_after(25, wrong, seed) < 0.15
+
+
+def test_agreement_is_a_rank_correlation_and_silence_is_no_disagreement():
+    trend = Trend(ROWS, LOG_COST)
+    some = [int(row) for row in np.random.default_rng(5).permutation(len(ROWS))[:20]]
+    assert trend.agreement({row: float(LOG_COST[row]) ** 3 for row in some}) > 0.99
+    assert trend.agreement({row: -float(LOG_COST[row]) for row in some}) < -0.99
+    assert trend.agreement({}) == trend.agreement({some[0]: 1.0}) == 1.0
+    assert trend.agreement(dict.fromkeys(some, 2.0)) == 1.0
+    assert Trend(ROWS, None).agreement({row: float(row) for row in some}) == 1.0
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_a_model_without_the_prior_decides_where_its_order_is_reversed(wrong):
+    """Three turns of four are those of a search that never had a prior and was told the same."""
+    prior = (-LOG_COST if wrong else LOG_COST) + 0.3 * np.random.default_rng(6).random(len(ROWS))
+    with_it, without = PoolSearch(ROWS, 0, prior), PoolSearch(ROWS, 0)
+    for row in np.random.default_rng(7).permutation(len(ROWS))[:20]:
+        for search in (with_it, without):
+            search.tell(int(row), float(np.exp(LOG_COST[row])))
+    same = []
+    for _ in range(5):
+        gains = [search.gains() for search in (with_it, without)]
+        same.append(bool(np.allclose(*gains)))
+        row = int(np.argmax(gains[1]))
+        for search in (with_it, without):
+            search.tell(row, float(np.exp(LOG_COST[row])))
+    assert same == [wrong and (20 + turn) % 4 != 3 for turn in range(5)]

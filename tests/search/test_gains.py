@@ -39,11 +39,12 @@ class Written:
     def tell(self, row: Config, cost_us: float | None) -> None:
         self.left[row] = 0.0
 
-    def gains(self, rows=None):
-        return np.array([self.left.get(row, 0.0) for row in (ROWS if rows is None else rows)])
+    def gains(self, rows=None, unlooked=0):
+        chosen = ROWS if rows is None else [ROWS[number] for number in rows]
+        return np.array([self.left.get(row, 0.0) for row in chosen])
 
-    def near(self, row: Config) -> list[Config]:
-        return []
+    def near_number(self, number: int):
+        return np.zeros(0, np.int64)
 
 
 def costs(build_s: float = 10.0, load_s: float = 0.0, trial_s: float = 1.0, jobs: int = 2) -> Costs:
@@ -118,8 +119,8 @@ def test_a_dropped_or_begun_row_is_never_chosen():
 class Neighbourly(Written):
     """As `Written`, where every row with a gain below a thousandth is near the best."""
 
-    def near(self, row: Config) -> list[Config]:
-        return [one for one, gain in self.left.items() if 0 < gain < 1e-3]
+    def near_number(self, number: int):
+        return np.array([ROWS.index(one) for one, gain in self.left.items() if 0 < gain < 1e-3], np.int64)
 
 
 @pytest.mark.parametrize("building", [True, False])

@@ -62,13 +62,13 @@ def test_whoever_leaves_last_gives_the_threads_back():
 
 def test_the_search_thinks_in_one_thread(monkeypatch):
     seen = []
-    probability = SuccessModel.probability
+    by = SuccessModel.by
 
     def watched(self, *given):
         seen.append(threads())
-        return probability(self, *given)
+        return by(self, *given)
 
-    monkeypatch.setattr(SuccessModel, "probability", watched)
+    monkeypatch.setattr(SuccessModel, "by", watched)
     codes = np.array([(a, b) for a in range(6) for b in range(6)])
     search = PoolSearch(FeasibleRows([list(range(6))] * 2, codes), 0)
     for count in range(12):

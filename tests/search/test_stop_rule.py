@@ -12,7 +12,7 @@ from recorded import large
 from tktune.search.effort import PROFILES
 from tktune.search.replay import replay, study_of
 from tktune.search.replay_rooms import Disturbance
-from tktune.search.stop_rule import LEAST_S, LEAST_TRIALS, RecordGain, StopRule
+from tktune.search.stop_rule import LEAST_S, LEAST_TRIALS, RecordGain, StopRule, may_speak_soon
 
 
 def after(times: list[float | None]) -> RecordGain:
@@ -131,3 +131,10 @@ def test_replays_that_stop_early_lose_little(seed):
     early = replay(space, plan, disturbance=how)
     assert early.result.ended.startswith("another minute") and early.result.measured < 800
     assert early.gap < 0.05
+
+
+def test_a_search_may_end_soon_once_it_stands_still_shortly_before_the_rule_may_speak():
+    assert not may_speak_soon(0.5 * LEAST_S, 10 * LEAST_TRIALS, 0)
+    assert not may_speak_soon(10 * LEAST_S, LEAST_TRIALS // 2, 0)
+    assert not may_speak_soon(LEAST_S, LEAST_TRIALS, LEAST_TRIALS - 5)  # it got better just now
+    assert may_speak_soon(0.9 * LEAST_S, LEAST_TRIALS, 12)

@@ -16,6 +16,7 @@ from tktune.build.builder import Failure, Order, build_batch
 from tktune.build.digest import artifact_digest
 from tktune.build.folder import CacheFolder
 from tktune.build.locks import DigestLock
+from tktune.build.reading import once
 from tktune.build.toolchain import Toolchain
 from tktune.core.build_spec import BuildSpec
 from tktune.core.errors import ArtifactError
@@ -70,7 +71,8 @@ class ArtifactCache:
     def toolchain(self, spec: BuildSpec) -> Toolchain:
         """The compiler that would build `spec` here. Raises `ToolchainError`."""
         first = spec.parts[0] if spec.parts else spec
-        return toolchain.detect(commands.toolchain_kind(first), first.arch)
+        kind = commands.toolchain_kind(first)
+        return once(("toolchain", kind, first.arch), lambda: toolchain.detect(kind, first.arch))
 
     def digest(self, spec: BuildSpec) -> str:
         """The name of the artifact `spec` becomes here. Raises `ToolchainError`, `ArtifactError`."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tktune.build.reading import once
 from tktune.core.errors import ArtifactError
 
 _INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include(?:_next)?[ \t]*([^\r\n]*)", re.MULTILINE)
@@ -25,6 +26,7 @@ class _Closure:
 
     files: dict[str, str] = field(default_factory=dict)
     seen: dict[str, _Stamp] = field(default_factory=dict)
+    hashes: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by the folder they are seen from
 
     def stands(self) -> bool:
         return all(_stamp(path) == stamp for path, stamp in self.seen.items())
@@ -50,19 +52,26 @@ def include_closure(source: Path, include_dirs: Sequence[Path] = ()) -> list[Pat
 
 def closure_hashes(source: Path, include_dirs: Sequence[Path] = ()) -> list[tuple[str, str]]:
     """(path relative to the source's folder, SHA-256) of every file of the closure, sorted."""
-    base = os.path.realpath(source.parent)
-    files = _closure(source, include_dirs).files
-    return sorted((os.path.relpath(path, base), sha256) for path, sha256 in files.items())
+    base, closure = str(source.parent), _closure(source, include_dirs)
+    if base not in closure.hashes:
+        real = os.path.realpath(base)
+        named = ((os.path.relpath(path, real), sha256) for path, sha256 in closure.files.items())
+        closure.hashes[base] = sorted(named)
+    return closure.hashes[base]
 
 
 def _closure(source: Path, include_dirs: Sequence[Path]) -> _Closure:
     key = os.path.abspath(source), tuple(os.path.abspath(folder) for folder in include_dirs)  # noqa: PTH100
-    known = _known.get(key)
+    return once(("closure", *key), lambda: _looked_at(*key))
+
+
+def _looked_at(source: str, folders: tuple[str, ...]) -> _Closure:
+    known = _known.get((source, folders))
     if known is not None and known.stands():
         return known
-    found = _walk(*key)
+    found = _walk(source, folders)
     if found.settled():
-        _known[key] = found
+        _known[source, folders] = found
     return found
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from tktune.core.canonical import canonical_json, digest
 
@@ -17,7 +18,7 @@ class Config(Mapping[str, Value]):
     (3, 4)
     """
 
-    __slots__ = ("_digest", "_values")
+    __slots__ = ("_digest", "_hash", "_values")
 
     def __init__(
         self, values: Mapping[str, Value] | Iterable[tuple[str, Value]] = (), **named: Value
@@ -26,14 +27,19 @@ class Config(Mapping[str, Value]):
         _check(merged)
         self._values: dict[str, Value] = dict(sorted(merged.items()))
         self._digest: str | None = None
+        self._hash: int | None = None
 
     @classmethod
     def of_sorted(cls, values: dict[str, Value]) -> Config:
         """A config that takes `values` as they are: already sorted by name and checked (for enumeration)."""
         config = cls.__new__(cls)
         config._values = values
-        config._digest = None
+        config._digest = config._hash = None
         return config
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Hashes of words differ from process to process, so they do not travel."""
+        return Config.of_sorted, (self._values,)
 
     def __getitem__(self, name: str) -> Value:
         return self._values[name]
@@ -45,7 +51,9 @@ class Config(Mapping[str, Value]):
         return len(self._values)
 
     def __hash__(self) -> int:
-        return hash(tuple(self._values.items()))
+        if self._hash is None:
+            self._hash = hash(tuple(self._values.items()))
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Config) and self._values == other._values
@@ -83,6 +91,13 @@ class Config(Mapping[str, Value]):
     @property
     def json(self) -> str:
         return canonical_json(self._values)
+
+
+def columns(configs: Sequence[Config]) -> dict[str, tuple[Value, ...]]:
+    """The values of configs that all name the same parameters, by name: for spaces too large to go through one by one."""
+    names = list(configs[0]) if configs else []
+    listed = zip(*(config._values.values() for config in configs), strict=True)
+    return dict(zip(names, listed, strict=True))
 
 
 def _check(values: Mapping[str, Value]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,12 +19,15 @@ from tktune.core.problem import Problem
 
 @dataclass(frozen=True)
 class Parameter:
-    """One tunable. `build` changes the artifact; `launch` is an argument of the launch."""
+    """One tunable. `build` changes the artifact; `launch` is an argument of the launch. `absent`: what a config means that is
+    older than the parameter; None where there is no such config.
+    """
 
     name: str
     values: tuple[Value, ...]
     kind: Literal["build", "launch"]
     meaning: str
+    absent: Value | None = None
 
 
 Explanation = Callable[[Config, Problem, DeviceClass], str | None]
@@ -109,6 +113,11 @@ class Space:
     def launch_part(self, config: Config) -> Config:
         return config.only(self.launch_names)
 
+    def completed(self, config: Config) -> Config:
+        """`config` with what it means for parameters that it is older than."""
+        new = {p.name: p.absent for p in self.parameters if p.absent is not None and p.name not in config}
+        return config.replace(**new) if new else config
+
     def canonical(self, config: Config) -> Config:
         """The config that stands for all that behave like `config`; itself where pins exclude that one."""
         if self._map_canonical is None:
@@ -142,7 +151,7 @@ class Space:
                 raise WordsError(
                     f"{p.name} cannot be {', '.join(map(str, strange)) or 'empty'}.", f"Use: {allowed}."
                 )
-            parameters.append(Parameter(p.name, values, p.kind, p.meaning))
+            parameters.append(dataclasses.replace(p, values=values))
         return Space(
             self.problem,
             self.device,

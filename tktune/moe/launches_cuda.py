@@ -11,11 +11,11 @@ import torch
 
 from tktune.core.config import Config
 from tktune.core.device import DeviceClass
-from tktune.core.errors import ConstraintRefused, WordsError
+from tktune.core.errors import WordsError
 from tktune.core.problem import Problem
 from tktune.families import glu
 from tktune.families.cuda import dispatch_globals as wire
-from tktune.families.cuda import plan_globals
+from tktune.families.cuda import plan_globals, push_globals
 from tktune.families.cuda.gemm_globals import Guard
 from tktune.families.cuda.launch import Launch, Work
 from tktune.families.cuda.symmetric import HEADER_BYTES, MEETING, Exchange, SymmetricMemory
@@ -25,8 +25,9 @@ from tktune.families.dispatch_gemm.glu_cuda import glu_pass
 from tktune.families.dispatch_gemm.launch_words import token_rows
 from tktune.families.dispatch_gemm.module_cuda import DispatchModule
 from tktune.families.dispatch_gemm.planner_cuda import Planner, plan_entry
-from tktune.families.dispatch_gemm.rows_cuda import is_indexed
-from tktune.families.dispatch_gemm.transport import is_push
+from tktune.families.dispatch_gemm.push_cuda import PushMemory
+from tktune.families.dispatch_gemm.tables_cuda import DeviceTables
+from tktune.families.dispatch_gemm.transport import is_indexed, is_push
 from tktune.families.formulas import round_up
 from tktune.families.gemm_combine import plan_globals as sums_globals
 from tktune.families.gemm_combine.fused_launch import launch_tables, packed_launch, rank_memory
@@ -40,7 +41,12 @@ from tktune.moe.parts import COMBINE, DISPATCH, part_config, part_problem
 _BF16 = torch.bfloat16
 GUARD_TOKENS = 8  # behind the last token, which nobody may write
 # Roles of the two kernels' launches, and how many blocks compute: those that the split leaves, all, or none.
-_FIRST = {"fused": (wire.FUSED, "split"), "comp": (wire.COMPUTE, "all"), "gather": (wire.COMMUNICATE, "none")}
+_FIRST = {
+    "fused": (wire.FUSED, "split"),
+    "comp": (wire.COMPUTE, "all"),
+    "gated": (wire.COMPUTE | wire.GATED, "all"),
+    "gather": (wire.COMMUNICATE, "none"),
+}
 _SECOND = {
     "fused": (wire.FUSED, "split"),
     "comp": (wire.COMPUTE, "all"),
@@ -68,7 +74,8 @@ class LayerMemory:
             second, round_up(plans_at + plan_globals.region_bytes(first), PAGE)
         )
         sums_at = round_up(layout.bytes, 1024)
-        nbytes = sums_at + sums_globals.region_bytes(second)
+        flags_at = round_up(sums_at + sums_globals.region_bytes(second), 1024)
+        nbytes = flags_at + sum(push_globals.flag_bytes(first))
         memory = self.memory = SymmetricMemory(nbytes, rank, world, exchange)
         self.everyone = memory.tensor(_BF16, (world * tokens, hidden), HEADER_BYTES)
         self.x = self.everyone[rank * tokens : (rank + 1) * tokens]
@@ -91,8 +98,10 @@ class LayerMemory:
         )
         self.sequence = torch.zeros(1, dtype=torch.int64, device=device)
         self.where = rank_memory(layout, memory, self.finished, self.queue, self.dispenser, self.sequence)
+        # The meeting of a call numbers the flags of the next one's pushes.
+        self.pushing = PushMemory(first, memory, HEADER_BYTES, flags_at, self.sequence)
         self.planner = Planner(first, memory.addresses(plans_at), guard, device)
-        self.schedule = self.planner.tables()
+        self._schedules = {False: self.planner.tables()}
         self.sums_region = memory.addresses(sums_at)
         self.guard, self.device = guard, device
         self._sums: CombinePlanner | None = None
@@ -104,6 +113,13 @@ class LayerMemory:
         if self._packed is None:
             self._packed = torch.zeros(self.capacity, self.first.cols, dtype=_BF16, device=self.device)
         return self._packed
+
+    def schedule(self, config: Config) -> DeviceTables:
+        """The schedule's tables, those of pushes too where rows are pushed."""
+        pushes = is_push(part_config(config, DISPATCH))
+        if pushes not in self._schedules:
+            self._schedules[pushes] = DeviceTables(self.first, self.capacity, self.device, pushes=pushes)
+        return self._schedules[pushes]
 
     def sums(self, config: Config) -> tuple[CombinePlanner, DeviceCombineTables]:
         """The planner of combine tables, which counts on from config to config, and the tables that `config` reads."""
@@ -167,12 +183,16 @@ class LayerLaunches:
         return [self.copied(), *self.plans(config), *self.first(config), self.meeting(), self.second(config)]
 
     def serial(self, config: Config) -> list[Work]:
-        """The same with each kernel's communication before or after its computing, on all SMs."""
+        """The same with each kernel's communication before or after its computing, on all SMs. Rows by index that peers push
+        come when they come: compute alone, but not before them.
+        """
+        own = part_config(config, DISPATCH)
+        alone = "gated" if is_push(own) and is_indexed(own) else "comp"
         return [
             self.copied(),
             *self.plans(config),
             self._first(config, "gather"),
-            *self.first(config, "comp"),
+            *self.first(config, alone),
             self.meeting(),
             self.second(config, "announce"),
             self.second(config, "sum"),
@@ -204,27 +224,24 @@ class LayerLaunches:
         return [self.schedule(config), self.sums(config)]
 
     def schedule(self, config: Config) -> Launch:
-        memory = self._memory
-        entry = plan_entry(self._modules[0], plan_globals.shared_bytes(memory.first))
+        memory, own = self._memory, part_config(config, DISPATCH)
+        entry = plan_entry(self._modules[0], plan_globals.shared_bytes(memory.first), is_push(own))
         return memory.planner.launch(
-            entry,
-            self._ids,
-            memory.schedule,
-            (self._modules[0],),
-            own_in_place=is_indexed(part_config(config, DISPATCH)),
+            entry, self._ids, memory.schedule(config), (self._modules[0],), own_in_place=is_indexed(own)
         )
 
     def sums(self, config: Config) -> Launch:
         memory = self._memory
         planner, tables = memory.sums(part_config(config, COMBINE))
         entry = combine_plan_entry(self._modules[1], memory.second)
-        return planner.launch(entry, self._topk_weights, memory.schedule, tables, (self._modules[1],))
+        schedule = memory.schedule(config)
+        return planner.launch(entry, self._topk_weights, schedule, tables, (self._modules[1],))
 
     def first(self, config: Config, mode: str = "fused") -> list[Work]:
         """The first kernel and, where SwiGLU is separate, its pass."""
         launches: list[Work] = [self._first(config, mode)]
         if glu.is_separate(part_config(config, DISPATCH)):
-            memory, module, at = self._memory, self._modules[0], self._memory.schedule.at
+            memory, module, at = self._memory, self._modules[0], self._memory.schedule(config).at
             launches.append(
                 glu_pass(
                     module.glu_pass, self._device.sm_count, memory.packed(), memory.inner, at["words"],
@@ -235,8 +252,6 @@ class LayerLaunches:
 
     def _first(self, config: Config, mode: str) -> Launch:
         own, memory = part_config(config, DISPATCH), self._memory
-        if is_push(own):
-            raise ConstraintRefused("transport", "A layer's tables are those of rows that are pulled.")
         rows = memory.everyone if is_indexed(own) else memory.gathered
         roles, who = _known(_FIRST, mode)
         return fused_launch(
@@ -250,9 +265,10 @@ class LayerLaunches:
             rows,
             self._w13,
             memory.packed() if glu.is_separate(own) else memory.inner,
-            memory.schedule,
+            memory.schedule(config),
             roles=roles,
             computing={"split": None, "all": self._device.sm_count, "none": 0}[who],
+            pushing=memory.pushing,
         )
 
     def second(self, config: Config, mode: str = "fused") -> Launch:
@@ -263,7 +279,7 @@ class LayerLaunches:
         computing = {"all": grid, "none": 0, "split": grid - own.number("num_comm_sms")}[who]
         tables = memory.sums(own)[1]
         arguments = packed_launch(
-            own, memory.second, self._maps, memory.guard, memory.where, launch_tables(own, memory.schedule, tables), memory.inner, self._w2,
+            own, memory.second, self._maps, memory.guard, memory.where, launch_tables(own, memory.schedule(config), tables), memory.inner, self._w2,
             memory.rows, memory.y, roles, computing,
         )  # fmt: skip
         kept = (module, memory, tables.memory, self._w2)

@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from tktune.core.errors import ProblemError
 from tktune.families import glu
-from tktune.families.cuda import plan_globals
+from tktune.families.cuda import plan_globals, push_globals
 from tktune.families.cuda.driver import current_stream
 from tktune.families.cuda.launch import Launch
 from tktune.families.cuda.module import verified
@@ -21,9 +21,9 @@ from tktune.families.dispatch_gemm.glu_cuda import glu_pass
 from tktune.families.dispatch_gemm.launch_words import token_rows
 from tktune.families.dispatch_gemm.module_cuda import DispatchModule
 from tktune.families.dispatch_gemm.planner_cuda import Planner, plan_entry
-from tktune.families.dispatch_gemm.rows_cuda import is_indexed
+from tktune.families.dispatch_gemm.push_cuda import PushMemory
 from tktune.families.dispatch_gemm.tables_cuda import DeviceTables
-from tktune.families.dispatch_gemm.transport import refuse_push
+from tktune.families.dispatch_gemm.transport import is_indexed, is_push
 from tktune.families.formulas import round_up
 from tktune.runtime import cuda_dispatch_library
 from tktune.runtime.cuda_dispatch_plan import CudaDispatchPlan
@@ -35,42 +35,50 @@ class CudaDispatchOperator(CudaRanksOperator):
     """`tktune.runtime.operator.Operator` for a dispatch, on the current GPU of each rank of a group.
 
     Making it is collective. Each rank makes the same plans and calls in the same order, in one stream. Two meetings
-    of all ranks enclose a call: inputs are in place everywhere, and all peers have read them. `plan` and a call
-    allocate nothing but what they return, wait for no host, and count on the device, so a graph that captured
-    them can be replayed. Plans judge ids on the device: `check` raises what they found.
+    of all ranks enclose a call: inputs are in place everywhere, and all peers have read them, or are done with what was
+    pushed to them; the first numbers the flags of pushed rows. `plan` and a call allocate nothing but what they return,
+    wait for no host, and count on the device, so a graph that captured them can be replayed. Plans judge ids on the
+    device: `check` raises what they found.
     """
 
     _module: DispatchModule
     _input: torch.Tensor | None = None
     _rows: torch.Tensor | None = None
     _packed: torch.Tensor | None = None  # the GEMM's outputs where SwiGLU is separate
+    _pushes = False  # whether rows are pushed
+    _pushing: PushMemory | None = None  # and where to
 
     # Making it.
 
     def _load(self, path: Path, sha256: str, spin_limit_s: float) -> None:
-        refuse_push(self.choice.config)
         device = self.choice.device
+        self._pushes = is_push(self.choice.config)
         self._guard = self._seat.attach(device.sm_count, spin_limit_s)
         self._module = DispatchModule(verified(path, sha256), device.sm_count, device.smem_optin_bytes)
         self._module.expect_world(self.problem.world, path)
-        self._schedule_entry = plan_entry(self._module, plan_globals.shared_bytes(self.problem))
+        nbytes = plan_globals.shared_bytes(self.problem)
+        self._schedule_entry = plan_entry(self._module, nbytes, self._pushes)
 
     def _share(self) -> None:
-        """Symmetric memory: its header, the token rows, the plan region. Collective, all or none."""
+        """Symmetric memory: its header, the token rows, the plan region, flags of pushed rows. Collective, all or none."""
         problem, rank = self.problem, self._seat.rank
         shape = (problem.tokens, problem.hidden)
         section = 2 * problem.tokens * problem.hidden
         self._own_in_place = is_indexed(self.choice.config)
-        # Rows by index have a section for each rank's rows, and this rank's own is its input.
-        sections = problem.world if self._own_in_place else 1
-        own_at = HEADER_BYTES + (rank * section if self._own_in_place else 0)
+        # Rows by index, and those that peers push, have a section for each rank's rows; this rank's own is its input.
+        all_sections = self._own_in_place or self._pushes
+        sections = problem.world if all_sections else 1
+        own_at = HEADER_BYTES + (rank * section if all_sections else 0)
         plans_at = round_up(HEADER_BYTES + sections * section, 1024)
-        memory = self._seat.share(plans_at + plan_globals.region_bytes(problem))
+        self._flags_at = round_up(plans_at + plan_globals.region_bytes(problem), 1024)
+        memory = self._seat.share(
+            self._flags_at + (sum(push_globals.flag_bytes(problem)) if self._pushes else 0)
+        )
         self._rows = memory.tensor(BF16, (sections * problem.tokens, problem.hidden), HEADER_BYTES)
         self._input = memory.tensor(BF16, shape, own_at)
         self._input_at, self._input_shape = self._input.data_ptr(), self._input.shape
         starts = memory.addresses(HEADER_BYTES)
-        self._token_rows = token_rows(starts, section) if self._own_in_place else starts
+        self._token_rows = token_rows(starts, section) if all_sections else starts
         self._regions = memory.addresses(plans_at)
 
     def _allocate(self) -> None:
@@ -85,8 +93,14 @@ class CudaDispatchOperator(CudaRanksOperator):
                 f"{self.capacity} rows of the workspace do not fit the memory of {device}.",
                 "Load the operator with a smaller capacity.",
             ) from error
-        self._schedules = Planner(problem, self._regions, self._guard, device, self.capacity)
+        self._schedules = Planner(
+            problem, self._regions, self._guard, device, self.capacity, pushes=self._pushes
+        )
         self._make_ready((self.capacity, problem.out_cols))
+        if self._pushes:
+            memory = self._seat.memory
+            assert memory is not None
+            self._pushing = PushMemory(problem, memory, HEADER_BYTES, self._flags_at, self._sequence)
         torch.cuda.synchronize(self._seat.index)
 
     def _enter(self) -> int:
@@ -115,7 +129,8 @@ class CudaDispatchOperator(CudaRanksOperator):
             plan = CudaDispatchPlan(self._schedules.tables(), self._seat.rank)
         else:
             plan, held = out, out.device_tables
-            if held.problem != self.problem or held.capacity != self.capacity:
+            ours = (self.problem, self.capacity, self._pushes)
+            if (held.problem, held.capacity, held.pushes) != ours:
                 raise ProblemError(
                     "The plan to fill is of another operator.", "Pass one that this operator made."
                 )
@@ -164,9 +179,13 @@ class CudaDispatchOperator(CudaRanksOperator):
     def enqueue_between(self, weights: torch.Tensor, out: torch.Tensor, memory: torch.Tensor) -> None:
         """The launches of a call alone, for a caller whose own steps are its meetings: its plan was enqueued after
         `bring`, so that whoever has the ids of all ranks finds their rows; and all ranks meet before rows are brought again.
+        Rows that are pushed need one meeting more, which numbers their flags.
         """
         stream = current_stream(self._seat.index)
-        for launch in self._bound(weights, out, memory):
+        launches = self._bound(weights, out, memory)
+        if self._pushing is not None:
+            self._meet(stream)
+        for launch in launches:
             launch(stream)
 
     # One call.
@@ -207,6 +226,7 @@ class CudaDispatchOperator(CudaRanksOperator):
             weights,
             out if packed is None else packed,
             tables,
+            pushing=self._pushing,
         ).without_buffers(module)
         if packed is None:
             return (bound,)
@@ -220,5 +240,5 @@ class CudaDispatchOperator(CudaRanksOperator):
         self.input.copy_(x.detach() if x.requires_grad else x)
 
     def _release(self) -> None:
-        self._input = self._rows = self._packed = None
+        self._input = self._rows = self._packed = self._pushing = None
         super()._release()

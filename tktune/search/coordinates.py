@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tktune.core.config import Value
+from tktune.core.config import Config, Value, columns
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -61,12 +61,16 @@ class FeasibleRows:
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Value]]) -> FeasibleRows:
         """From configs that all name the same parameters."""
-        names = list(rows[0]) if rows else []
-        values = [in_order(row[name] for row in rows) for name in names]
-        place = [{value: i for i, value in enumerate(listed)} for listed in values]
-        codes = np.empty((len(rows), len(names)), np.int16)
-        for p, name in enumerate(names):
-            codes[:, p] = [place[p][row[name]] for row in rows]
+        return cls.of_columns(list(columns_of(rows).values()), len(rows))
+
+    @classmethod
+    def of_columns(cls, by_parameter: Sequence[Sequence[Value]], count: int) -> FeasibleRows:
+        """From the values of `count` rows, parameter by parameter."""
+        values = [in_order(column) for column in by_parameter]
+        codes = np.empty((count, len(values)), np.int16)
+        for p, (listed, column) in enumerate(zip(values, by_parameter, strict=True)):
+            place = {value: i for i, value in enumerate(listed)}
+            codes[:, p] = np.fromiter(map(place.__getitem__, column), np.int16, count)
         return cls(values, codes)
 
     def __len__(self) -> int:
@@ -141,6 +145,14 @@ class FeasibleRows:
     @cached_property
     def _scales(self) -> list[Floats]:
         return [_position(listed) for listed in self.values]
+
+
+def columns_of(rows: Sequence[Mapping[str, Value]]) -> dict[str, tuple[Value, ...]]:
+    """The values of rows that all name the same parameters, by name, in the order of the first row's."""
+    configs = [row for row in rows if isinstance(row, Config)]
+    if configs and len(configs) == len(rows):
+        return columns(configs)
+    return {name: tuple([row[name] for row in rows]) for name in (rows[0] if rows else ())}
 
 
 def in_order(values: Any) -> list[Value]:

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 from tktune.build.cache import ArtifactCache
 from tktune.core.device import DeviceClass, device_class
@@ -14,6 +13,7 @@ from tktune.core.errors import DeviceAbsent, WordsError
 from tktune.core.sharing import refuse_timing
 from tktune.moe.parts import FAMILY_NAME, is_layer
 from tktune.search.account import Account
+from tktune.search.aside import Aside
 from tktune.search.budget import StopSignal
 from tktune.search.collecting import all_looked_at
 from tktune.search.events import Listener, Silent
@@ -110,7 +110,7 @@ def problem_runs(
         if overlap:
             life.enter_context(_short_turns())
             life.enter_context(all_looked_at())
-            aside = life.enter_context(ThreadPoolExecutor(1, thread_name_prefix="tktune-next"))
+            aside = life.enter_context(Aside.begun())
         gangs = Gangs(
             lambda problem, seat: rooms.make_gang(problem, device, policy, device_indices=seat),
             lambda problem: list(rooms.seats(problem, device))[: study.gangs],
@@ -131,7 +131,11 @@ def problem_runs(
             ProblemRun(study, space, family, *shared)
             for family, space in at_their_turn(layers, study, store, listener)
         )
-        yield runs
+        try:
+            yield runs
+        finally:
+            for run in runs:
+                run.preparation.forget()
 
 
 @contextlib.contextmanager

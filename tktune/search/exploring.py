@@ -35,6 +35,7 @@ from tktune.search.lanes import Ended, Job, Lane, Lanes
 from tktune.search.ledger import Ledger
 from tktune.search.measuring import Bench, slowest_rank_us
 from tktune.search.place import BuildPlace
+from tktune.search.stop_rule import may_speak_soon
 
 _RULE_EVERY = 4  # trials between two questions to the stop rule
 _LATE = 0.4  # of the budget: enough is known by then, and a search may end early
@@ -48,7 +49,8 @@ class Search:
     The default is measured first, then `starts` and `preferred` configs, then those in whose midst the last run was
     stopped and those that ended without a verdict, then what the chooser says. With a builder that builds ahead, compilers
     and lanes work side by side. A lane of some depth is given its next trial while it is at the one before: the row of each
-    is committed before it can begin. `late` is called once, when a good part of the budget is used up.
+    is committed before it can begin. `late` is called once: when a good part of the budget is used up, or when the stop rule may
+    soon end a search that stands still.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Search:
         self._gathered: dict[Config, BuildSpec] = {}
         self._enough = ""
         self._asked_at = 0
+        self._best_at = 0  # trials when the best of now was found
         self._anchor: tuple[Config, BuildPlace, Sequence[float]] | None = None
         self.built = 0
 
@@ -142,7 +145,9 @@ class Search:
     def _over(self) -> bool:
         if self._stop.requested:
             return True
-        if not self._is_late and self._budget.search_share >= _LATE:
+        ledger, budget = self._ledger, self._budget
+        soon = ledger.ruled and may_speak_soon(budget.run_s, ledger.measured, self._best_at)
+        if not self._is_late and (soon or budget.search_share >= _LATE):
             self._is_late = True
             self._late()
         if self._ledger.measured >= self._asked_at + _RULE_EVERY and not self._enough:
@@ -240,6 +245,8 @@ class Search:
         quarantined = self._ledger.ended(
             config, end, sentence, raw_us=raw_us, time_us=time_us, us=us, drift=drift
         )
+        if self._ledger.best == config:
+            self._best_at = self._ledger.measured
         if quarantined:
             self._note("quarantine", quarantined)
         self._queue += self._ledger.again
@@ -251,10 +258,13 @@ class Search:
 
     def _begin_some(self) -> bool:
         """Give compilers and lanes something to do; whether anything was begun."""
-        began = self._order() if self._builder.ahead else False
+        ahead, measuring = self._builder.ahead, bool(self._lanes.flight)
+        began = self._order() if ahead and not measuring else False
         for lane in self._lanes.free:
             began |= self._occupy(lane)
-        if began or self._builder.ahead or self._lanes.busy:
+        if ahead and measuring:  # lanes first: of compilers there are many
+            began |= self._order()
+        if began or ahead or self._lanes.busy:
             return began
         wanted = self._wanted(max(self._builder.jobs, self._at_least))
         self._at_least = 1

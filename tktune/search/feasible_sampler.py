@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +21,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from tktune.core.config import Config, Value
-from tktune.search.coordinates import FeasibleRows, Floats, Ints, in_order
+from tktune.search.coordinates import FeasibleRows, Floats, Ints, columns_of, in_order
 from tktune.search.pool_search import PoolSearch
 from tktune.search.sampler import UnseenRows
 
@@ -33,7 +34,8 @@ class FeasibleSampler(BaseSampler):
     The row is recorded on the trial when it is drawn, so trials may be open in any number, in threads or in
     processes that share a storage. A trial's value is its cost (> 0, minimised); one that failed, was pruned or
     ended without a finite value counts as a row that does not work. Trials that were added or enqueued with
-    complete parameters count as well. `prior` is an estimate of each row's log cost (see `PoolSearch`).
+    complete parameters count as well. `prior` is an estimate of each row's log cost, and `aside` an executor that learns while
+    rows are drawn (see `PoolSearch`).
 
     >>> rows = [{"A": a, "ORDER": o} for a in (16, 32, 64) for o in ("slot", "token")]
     >>> study = optuna.create_study(sampler=FeasibleSampler(rows, seed=0))
@@ -42,18 +44,26 @@ class FeasibleSampler(BaseSampler):
     True
     """
 
-    def __init__(self, rows: Sequence[Mapping[str, Value]], seed: int, prior: Floats | None = None) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Value]],
+        seed: int,
+        prior: Floats | None = None,
+        aside: Executor | None = None,
+    ) -> None:
         if not rows:
             raise ValueError("a sampler needs at least one row")
         self.rows = rows
         self._names = tuple(rows[0])
-        self._row_of = {self._key(row): index for index, row in enumerate(rows)}
+        by_name = columns_of(rows)
+        keys = zip(*by_name.values(), strict=True)
+        self._row_of = {key: index for index, key in enumerate(keys)}
         if len(self._row_of) != len(rows):
             raise ValueError("rows repeat")
         self.distributions: dict[str, BaseDistribution] = {
-            name: CategoricalDistribution(in_order(row[name] for row in rows)) for name in rows[0]
+            name: CategoricalDistribution(in_order(column)) for name, column in by_name.items()
         }
-        self._search = PoolSearch(FeasibleRows.of(rows), seed, prior)
+        self._search = PoolSearch(FeasibleRows.of(rows), seed, prior, aside)
         self._lock = threading.RLock()
         self._unsettled: list[int] = []  # trials that were looked at and had not ended
         self._looked_at = 0  # trials, from the first on
@@ -196,7 +206,8 @@ class ModelSampler:
     any number: the model is brought up to date when it is next needed.
 
     `prior` (rows,) is an estimate of log microseconds up to a constant, NaN where there is none (`search.prior` makes
-    one); it orders the first rows and enters the model as a trend.
+    one); it orders the first rows and enters the model as a trend. With an executor `aside` the model learns there while the
+    driver goes on; the same seed and tells then give the same asks no more.
 
     >>> sampler = ModelSampler([Config(A=a) for a in range(4)], seed=0)
     >>> rows = sampler.ask(2)
@@ -207,12 +218,18 @@ class ModelSampler:
 
     name = "model"
 
-    def __init__(self, rows: Sequence[Config], seed: int, prior: Floats | None = None) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Config],
+        seed: int,
+        prior: Floats | None = None,
+        aside: Executor | None = None,
+    ) -> None:
         self._unseen = UnseenRows(rows)
         self._open: dict[Config, optuna.Trial] = {}
         if not rows:
             return
-        self._sampler = FeasibleSampler(rows, seed, prior)
+        self._sampler = FeasibleSampler(rows, seed, prior, aside)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._study = optuna.create_study(sampler=self._sampler)
 
@@ -251,20 +268,20 @@ class ModelSampler:
         with self._sampler.search(self._study) as search:
             return search.ready
 
-    def gains(self, rows: Sequence[Config] | None = None) -> Floats:
+    def gains(self, rows: Sequence[Config] | Ints | None = None, unlooked: int = 0) -> Floats:
         """Expected improvement in log time of each row, over the best told, times its probability of success.
 
-        In the order of `rows`, or of the rows the sampler was made of when None. Rows asked, taken or told gain 0.
+        In the order of `rows` (or of their numbers), or of the rows the sampler was made of when None. Rows asked, taken or told gain 0.
         Of all rows of a set of more than 20 000 only a pool is looked at, which is drawn anew now and then: what lies
         around the best, what the prior likes best, and an even rest; the others show 0. Rows that are named are always
-        looked at. Rows that are asked and not told count as measured at what is expected of them. Raises ValueError for a row
-        outside the set.
+        looked at. Rows that are asked and not told count as measured at what is expected of them. `unlooked`: so many rows were
+        taken without looking. Raises ValueError for a row outside the set.
         """
         if not self._unseen.members:
             return np.zeros(0)
-        wanted = None if rows is None else self._sampler.numbers(rows)
+        wanted = rows if rows is None or isinstance(rows, np.ndarray) else self._sampler.numbers(rows)
         with self._sampler.search(self._study) as search:
-            return search.gains(wanted)
+            return search.gains(wanted, unlooked)
 
     def predict(self, rows: Sequence[Config]) -> tuple[Floats, Floats]:
         """Mean and standard deviation of log microseconds of each of `rows`, seen or not, if they succeed."""
@@ -276,8 +293,12 @@ class ModelSampler:
     def near(self, row: Config) -> list[Config]:
         """The unseen rows that differ from `row` in exactly one parameter."""
         (number,) = self._sampler.numbers([row])
+        return [Config(self._sampler.rows[i]) for i in self.near_number(int(number))]
+
+    def near_number(self, number: int) -> Ints:
+        """The same in numbers of rows, in the order that the sampler was made with."""
         with self._sampler.search(self._study) as search:
-            return [Config(self._sampler.rows[i]) for i in search.near(int(number))]
+            return search.near(number)
 
     def _opened(self) -> Config:
         trial = self._study.ask(fixed_distributions=self._sampler.distributions)

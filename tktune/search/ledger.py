@@ -37,6 +37,7 @@ class Ledger:
         listener: Listener,
     ) -> None:
         self._places = places
+        self._place_of: dict[Config, BuildPlace] = {}  # of configs that were asked for
         self._build_of = build_of
         self._default = default
         self._chooser = chooser
@@ -58,7 +59,10 @@ class Ledger:
         self.default_tried = default in known.closed or self.place(default).closed
 
     def place(self, config: Config) -> BuildPlace:
-        return self._places[self._build_of(config)]
+        place = self._place_of.get(config)
+        if place is None:
+            place = self._place_of[config] = self._places[self._build_of(config)]
+        return place
 
     def doubted(self, config: Config) -> bool:
         """Whether `config` has ended without a verdict, and may take its driver or its host with it."""
@@ -67,6 +71,11 @@ class Ledger:
     @property
     def best_us(self) -> float | None:
         return None if self.best is None else self.times_us[self.best]
+
+    @property
+    def ruled(self) -> bool:
+        """Whether a rule may end the search before its budget is used up."""
+        return self._rule is not None
 
     @property
     def left(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import Any
 
 from tktune.build.artifact import Artifact
 from tktune.core.build_spec import BuildSpec
-from tktune.core.config import Config
+from tktune.core.config import Config, Value, columns
 from tktune.core.space import Space
 from tktune.families.base import Family
 
@@ -60,12 +61,20 @@ class BuildPlace:
 
 def places_of(space: Space, family: Family, name_of: Callable[[BuildSpec], str]) -> dict[Config, BuildPlace]:
     """Every build of the feasible set, in its order."""
-    points: dict[Config, list[Config]] = {}
-    for config in space.feasible:
-        points.setdefault(space.build_part(config), []).append(config)
+    configs = space.feasible.configs
+    by_name = columns(configs)
+    points: dict[tuple[Value, ...], list[Config]] = {}
+    parts = (
+        zip(*(by_name[name] for name in space.build_names), strict=True)
+        if space.build_names
+        else itertools.repeat(())
+    )
+    for part, config in zip(parts, configs, strict=False):
+        points.setdefault(part, []).append(config)
+    of_build = ((space.build_part(same[0]), same) for same in points.values())
     return {
         build: BuildPlace(build, family.build_spec(build, space.problem, space.device), configs, name_of)
-        for build, configs in points.items()
+        for build, configs in of_build
     }
 
 

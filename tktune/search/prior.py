@@ -6,6 +6,7 @@ how far they are believed, and how they are unlearnt, is `search.trend`'s affair
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from tktune.core.config import Config, Value
 from tktune.core.device import DeviceClass
 from tktune.core.problem import Problem
 from tktune.families.base import Family
-from tktune.search.coordinates import FeasibleRows, Floats
+from tktune.search.coordinates import FeasibleRows, Floats, columns_of
 from tktune.search.outlook import Outlook, View
 from tktune.search.pool import Pools
 from tktune.search.recording import Recording
@@ -56,9 +57,12 @@ class Elsewhere:
 
 
 def log_prior(
-    rows: Sequence[Config], estimate_us: Mapping[Config, float] | None, elsewhere: Sequence[Elsewhere] = ()
+    rows: Sequence[Config],
+    estimate_us: Mapping[Config, float] | Floats | None,
+    elsewhere: Sequence[Elsewhere] = (),
 ) -> Floats:
-    """(rows,): expected log microseconds of each row up to a constant, NaN where nothing is known of it.
+    """(rows,): expected log microseconds of each row up to a constant, NaN where nothing is known of it. `estimate_us` is what
+    a cost model says, by config or in the order of the rows.
 
     A place corrects the cost model by the ratio of what was measured there to what the model said there. Parameters
     are matched by name: the ratio of a row is that of the config with the same values of the parameters that both
@@ -66,15 +70,19 @@ def log_prior(
     unless they have a value that does not occur there. Such rows have the cost model alone (NaN without one); rows that
     failed wherever they were tried have NaN. Where there is no cost model a ratio is the time itself.
     """
-    known = estimate_us or {}
-    base: Floats = np.log([known.get(row, math.nan) for row in rows])
+    if isinstance(estimate_us, np.ndarray):
+        base: Floats = np.log(estimate_us)
+    else:
+        known = estimate_us or {}
+        base = np.log([known.get(row, math.nan) for row in rows])
     useful = [place for place in elsewhere if len(place.times_us) >= _FEWEST]
     if not useful or not rows:
         return base
     modelled = bool(np.isfinite(base).any())
     total, weight, failed = (np.zeros(len(rows)) for _ in range(3))
+    by_name = columns_of(rows)
     for place in useful:
-        ratio, fell = _ratios(rows, place, modelled=modelled)
+        ratio, fell = _ratios(by_name, len(rows), place, modelled=modelled)
         total += place.weight * np.nan_to_num(ratio)
         weight += place.weight * np.isfinite(ratio)
         failed += fell
@@ -156,11 +164,13 @@ def distance(there: Problem, there_on: DeviceClass, here: Problem, here_on: Devi
     return apart
 
 
-def _ratios(rows: Sequence[Config], place: Elsewhere, *, modelled: bool) -> tuple[Floats, NDArray[np.bool_]]:
-    """Log ratio of each row, centred, NaN where the place says nothing of it; and whether the row failed there."""
-    nothing = np.full(len(rows), math.nan), np.zeros(len(rows), bool)
+def _ratios(
+    by_name: Mapping[str, Sequence[Value]], count: int, place: Elsewhere, *, modelled: bool
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Log ratio of each of `count` rows, centred, NaN where the place says nothing of it; and whether the row failed there."""
+    nothing = np.full(count, math.nan), np.zeros(count, bool)
     there = next(iter(place.times_us))
-    names = [name for name in rows[0] if name in there]
+    names = [name for name in by_name if name in there]
     if not names:
         return nothing
     part = _part(names)
@@ -174,28 +184,31 @@ def _ratios(rows: Sequence[Config], place: Elsewhere, *, modelled: bool) -> tupl
         return nothing
     fallen = {*map(part, place.failed)} - ratio.keys()
     occur = [{values[i] for values in ratio} for i in range(len(names))]
-    parts = [part(row) for row in rows]
+    shared = [by_name[name] for name in names]
+    parts: list[Part] = list(zip(*shared, strict=True))
+    within = np.ones(count, bool)
+    for column, known in zip(shared, occur, strict=True):
+        within &= np.fromiter(map(known.__contains__, column), bool, count)
     asked = [
         one
-        for one in dict.fromkeys(parts)
-        if one not in ratio
-        and one not in fallen
-        and all(v in known for v, known in zip(one, occur, strict=True))
+        for one in dict.fromkeys(itertools.compress(parts, within))
+        if one not in ratio and one not in fallen
     ]
-    answers = ratio | dict(zip(asked, _interpolated(names, ratio, asked), strict=True))
+    answers = ratio | dict(zip(asked, _interpolated(ratio, asked), strict=True))
     found = np.array([answers.get(one, math.nan) for one in parts])
-    return found - float(np.median(list(ratio.values()))), np.array([one in fallen for one in parts])
+    fell = np.array([one in fallen for one in parts]) if fallen else nothing[1]
+    return found - float(np.median(list(ratio.values()))), fell
 
 
 def _part(names: Sequence[str]) -> Callable[[Mapping[str, Value]], Part]:
     return lambda config: tuple(config[name] for name in names)
 
 
-def _interpolated(names: Sequence[str], ratio: Mapping[Part, float], asked: Sequence[Part]) -> Floats:
+def _interpolated(ratio: Mapping[Part, float], asked: Sequence[Part]) -> Floats:
     """By the search's own model of log time, which returns to the mean far from what was measured."""
     if not asked:
         return np.zeros(0)
-    rows = FeasibleRows.of([dict(zip(names, part, strict=True)) for part in (*ratio, *asked)])
+    rows = FeasibleRows.of_columns(list(zip(*ratio, *asked, strict=True)), len(ratio) + len(asked))
     outlook = Outlook(View(np.inf, 0.0), rows, Trend(rows, None), Pools(rows, np.random.default_rng(0)), 0)
     targets = outlook.look(dict(enumerate(ratio.values())), ())
     wanted = np.arange(len(ratio), len(rows))

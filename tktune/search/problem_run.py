@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from tktune.build.cache import ArtifactCache
 from tktune.core.build_spec import BuildSpec
@@ -18,15 +16,12 @@ from tktune.core.canonical import digest
 from tktune.core.config import Config
 from tktune.core.space import Space
 from tktune.families.base import Family
-from tktune.families.link_model import first_known, informed
 from tktune.gang.gang import Gang
 from tktune.gang.trial import TrialPlan
 from tktune.search.account import ACCOUNT, FINALISTS, PREPARING, Account, Spent
+from tktune.search.aside import Aside
 from tktune.search.budget import Budget, StopSignal
 from tktune.search.building import Builder
-from tktune.search.choosing import Asked, Chooser
-from tktune.search.collecting import laid_aside
-from tktune.search.costs import Costs
 from tktune.search.events import Finished, Listener, Note, Resumed, SpaceReady
 from tktune.search.exploring import Search
 from tktune.search.finals import Finals
@@ -35,19 +30,15 @@ from tktune.search.gangs import Gangs, SeatedGang
 from tktune.search.lanes import Lane, Lanes
 from tktune.search.ledger import Ledger
 from tktune.search.measuring import Bench
-from tktune.search.place import BuildPlace, places_of
+from tktune.search.place import BuildPlace
+from tktune.search.preparing import Preparation
 from tktune.search.results import Rooms, TuneResult
 from tktune.search.resume import Known, cut_short, recall
-from tktune.search.sampler import ConfigSampler
-from tktune.search.samplers import SAMPLERS
 from tktune.search.start import start_configs
 from tktune.search.stop_rule import GreaterGain, RecordGain, StopRule
 from tktune.search.study import Study
 from tktune.store.results import Store
 from tktune.store.rows import TrialKey, WinnerRow
-
-if TYPE_CHECKING:
-    from tktune.search.coordinates import Floats
 
 _SEARCH_ENDED = "search_ended"  # the kind of event that tells how long a run searched
 # A finalist's share of verification and attribution, in units of one trial's seconds.
@@ -58,8 +49,8 @@ _DEPTH = 3
 
 
 class ProblemRun:
-    """Tunes one problem, once; `run` is called once. Where there is an executor `aside`, what it needs can be made ready
-    beside the problem before it."""
+    """Tunes one problem, once; `run` is called once. Where threads work `aside`, what it needs can be made ready beside the
+    problem before it, and its model learns while the driver goes on."""
 
     def __init__(
         self,
@@ -76,7 +67,7 @@ class ProblemRun:
         gangs: Gangs,
         account: Account,
         name_of: Callable[[BuildSpec], str],
-        aside: Executor | None = None,
+        aside: Aside | None = None,
     ) -> None:
         self.study = study
         self.space = space
@@ -90,34 +81,34 @@ class ProblemRun:
         self.lost = lost
         self.gangs = gangs
         self.account = account
-        self.name_of = name_of
         self.problem = space.problem
         self.device = space.device
         self.policy = study.policy(space.device)
         self.default = space.default_config()
         self.starts = start_configs(space, study.start_from)
         self._aside = aside
-        self._prepared: Future[None] | None = None
-        self._chosen: Future[tuple[Costs, Chooser]] | None = None
+        self.preparation = Preparation(
+            study, space, family, store, cache, rooms, name_of, lambda: self.key, aside
+        )
+
+    @property
+    def places(self) -> dict[Config, BuildPlace]:
+        """Every build of the feasible set, in its order."""
+        return self.preparation.places
 
     @cached_property
     def cost_us(self) -> dict[Config, float]:
-        """What the family's cost model says of every feasible config, with what is known of the device's links."""
-        model = informed(self.family, first_known(row.facts for row in self.store.links(self.device)))
-        return {c: model.cost_us(c, self.problem, self.device) for c in self.space.feasible}
-
-    @cached_property
-    def places(self) -> dict[Config, BuildPlace]:
-        return places_of(self.space, self.family, self.name_of)
+        """What the family's cost model says of every feasible config."""
+        return dict(zip(self.space.feasible, self.preparation.estimates_us.tolist(), strict=True))
 
     def run(self, following: ProblemRun | None = None) -> TuneResult:
         """Tune it. What the problem after it (`following`) needs is made ready meanwhile. Raises as `tune` does."""
         seated = self.gangs.turn_to(self.problem)  # ranks start while the rest is prepared
+        self.preparation.begin()
         with self.builder() as builder:
-            with self.account.driver(PREPARING), self._undisturbed():
+            with self.account.driver(PREPARING), self.preparation.undisturbed():
                 ordered = self._order_default(builder)
-                if self._prepared is not None:
-                    self._prepared.result()
+                self.preparation.wait()
                 known = self.begin()
                 for build in ordered:
                     self.places[build].ordered = True
@@ -133,13 +124,7 @@ class ProblemRun:
                 return self._with(seated, builder, budget, known, following)
             finally:
                 self._note_account(self.account.cut(len(seated)))
-                self._forget()
-
-    def _forget(self) -> None:
-        """Let go of what is large: a study may have many problems."""
-        for name in ("places", "cost_us"):
-            self.__dict__.pop(name, None)
-        self._prepared = self._chosen = None
+                self.preparation.forget()
 
     def _order_default(self, builder: Builder) -> list[Config]:
         """Where builds run beside measuring and nothing is known yet, begin with the one that everything waits for."""
@@ -147,33 +132,6 @@ class ProblemRun:
             return []
         builder.order({self.space.build_part(self.default): self._default_spec})
         return [self.space.build_part(self.default)]
-
-    # What can be done beside the problem before.
-
-    def prepare_aside(self) -> None:
-        """Enumerate the space and what follows from it alone, in a thread."""
-        if self._aside is not None:
-            self._prepared = self._aside.submit(self._prepare)
-
-    def choose_aside(self, jobs: int) -> None:
-        """Make the chooser, in a thread, once: what was measured of neighbouring problems until now speaks in it."""
-        if self._aside is not None and self._chosen is None:
-            self._chosen = self._aside.submit(self._costs_and_chooser, jobs)
-
-    def _prepare(self) -> None:
-        with self._undisturbed():
-            assert self.space.feasible.members and self.cost_us
-            for place in self.places.values():
-                assert place.digest
-
-    def _costs_and_chooser(self, jobs: int) -> tuple[Costs, Chooser]:
-        costs = Costs(jobs)
-        with self._undisturbed():
-            return costs, self._chooser(costs)
-
-    def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
-        """Where the driver works beside its ranks, the objects of a space are many and for good."""
-        return contextlib.nullcontext() if self._aside is None else laid_aside()
 
     # What a run begins with.
 
@@ -216,20 +174,20 @@ class ProblemRun:
         following: ProblemRun | None,
     ) -> TuneResult:
         bench = self.bench(seated[0].gang)
+        self.preparation.pace.lanes = len(seated)
         standing = self.store.winner(self.problem, self.device, self.policy.name)
-        with self.account.driver(PREPARING), self._undisturbed():
-            chosen = self._chosen
-            costs, chooser = self._costs_and_chooser(builder.jobs) if chosen is None else chosen.result()
+        with self.account.driver(PREPARING), self.preparation.undisturbed():
+            costs, chooser = self.preparation.chooser(builder.jobs)
             rule = StopRule(GreaterGain(RecordGain(), chooser.gain)) if self.study.stop_early else None
             ledger = Ledger(
                 self.places, self.space.build_part, self.default, known, chooser, budget, rule, self.listener
             )
         if following is not None:
-            following.prepare_aside()
+            following.preparation.make_ready()
 
         def late() -> None:
             if following is not None:
-                following.choose_aside(builder.jobs)
+                following.preparation.choose(builder.jobs)
 
         with Lanes(self._lanes(seated, bench), builder.bell) as lanes:
             found = Search(
@@ -252,7 +210,7 @@ class ProblemRun:
             ).run()
         self._note_search(bench, budget, found)
         if following is not None and not self.stop.requested:
-            following.choose_aside(builder.jobs)
+            following.preparation.choose(builder.jobs)
         bench = dataclasses.replace(bench, gang=lanes.lasting[0].gang)
         finals = Finals(self, bench, builder, budget, found, known, standing)
         with self.account.driver(FINALISTS):
@@ -277,36 +235,6 @@ class ProblemRun:
             )
             for number, one in enumerate(seated)
         ]
-
-    def _chooser(self, costs: Costs) -> Chooser:
-        """What decides what is measured next: the study's sampler over all configs, weighed where it has a model."""
-        rows = list(self.space.feasible)
-        build_of = {config: build for build, place in self.places.items() for config in place.points}
-        if self.rooms.make_sampler is not None:
-            sampler, prior = self.rooms.make_sampler(rows, self.study.seed), None
-        elif self.study.sampler == "model":
-            sampler, prior = self._model(rows)
-        else:
-            sampler, prior = SAMPLERS[self.study.sampler](rows, self.study.seed), None
-        from tktune.search.gains import GainChooser, GainModel
-
-        if not isinstance(sampler, GainModel):
-            return Asked(sampler, build_of)
-        held = [build for build, place in self.places.items() if self.cache.holds(place.digest)]
-        return GainChooser(rows, build_of, sampler, costs, held, prior=prior)
-
-    def _model(self, rows: Sequence[Config]) -> tuple[ConfigSampler, Floats | None]:
-        """Our sampler, and the log microseconds expected of the rows before any is measured, where something is known: what
-        the family's cost model says of them, and what was measured of neighbouring problems and other device classes."""
-        from tktune.search.feasible_sampler import ModelSampler
-        from tktune.search.prior import in_store, log_prior
-
-        elsewhere = in_store(self.store, self.key, self.family)
-        estimates = self.cost_us if len(set(self.cost_us.values())) > 1 else None
-        if not elsewhere and estimates is None:
-            return ModelSampler(rows, self.study.seed), None
-        prior = log_prior(rows, estimates, elsewhere)
-        return ModelSampler(rows, self.study.seed, prior), prior
 
     # What earlier runs left.
 

@@ -17,6 +17,15 @@ _LOWEST = 5  # order statistics whose spacing says how fine the bottom of the sp
 _MOST_BAND = 0.02  # however noisy single launches are, the finals tell larger gains apart
 
 
+_SOON = 0.8  # of the least seconds and trials
+
+
+def may_speak_soon(run_s: float, trials: int, best_at: int) -> bool:
+    """Whether a search of `trials` in `run_s` seconds may be ended before long: the later half of its trials was no better than
+    the best one, which was number `best_at`."""
+    return run_s >= _SOON * LEAST_S and trials >= _SOON * LEAST_TRIALS and 2 * best_at <= trials
+
+
 class GainEstimate(Protocol):
     """What further trials are expected to gain."""
 

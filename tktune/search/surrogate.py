@@ -19,6 +19,7 @@ from tktune.search.minimise import minimise
 _FREEDOM, _SQUARES = 2.0, 2.0
 _FIT_STEPS, _LATER_STEPS = 12, 4
 _ROOM = 32  # rows by which the factor grows
+_AT_ONCE = 4  # from so many on, rows are added together: products of matrices instead of as many of vectors
 _LEAST_VARIANCE = 1e-6  # single precision does not hold less
 
 
@@ -108,6 +109,12 @@ class Surrogate:
         steps = _LATER_STEPS if briefly else _FIT_STEPS
         self._theta = fit(self._rows, observed, y, trend, self._theta, self._belief, steps)
 
+    def afresh(self) -> Surrogate:
+        """A model without rows, with what theta is known here: another thread may make it ready while this one is asked."""
+        found = Surrogate(self._rows, self._belief)
+        found._theta = self._theta
+        return found
+
     def become(self, other: Surrogate) -> None:
         """Start anew as `other` is now; from here on each follows its own rows."""
         self._theta, self._kernel, self._trend = other._theta, other._kernel, other._trend
@@ -158,18 +165,57 @@ class Surrogate:
                 self._base = self._base[:count]
             else:
                 self._variance += self._later[count - len(self._base)] ** 2
-        for row in rows[same:]:
+        new = list(rows[same:])
+        if len(new) >= _AT_ONCE and self._push_all(new):
+            return
+        for row in new:
             self._push(row)
+
+    def _make_room(self, more: int) -> None:
+        count = len(self.observed)
+        if count - len(self._base) + more > len(self._later):
+            self._later = np.concatenate(
+                [self._later, np.empty((max(_ROOM, more), len(self._pool)), np.float32)]
+            )
+        if count + more > len(self._inverse):
+            room = len(self._inverse) + max(_ROOM, more)
+            wider = np.zeros((room, room))
+            wider[:count, :count] = self._inverse[:count, :count]
+            self._inverse = wider
+
+    def _push_all(self, rows: list[int]) -> bool:
+        """As `_push` for each; False, with nothing changed, where they are too much alike for a factor of their own."""
+        count, more = len(self.observed), len(rows)
+        own, trend = self._rows.one_hot(rows), self._trend[rows]
+        inverse = self._inverse[:count, :count]
+        known = self._kernel.between(self._rows.one_hot(self.observed), own)
+        known += self._trend[self.observed] @ trend.T
+        lower = inverse @ known
+        k = self._kernel.between(own, own) + trend @ trend.T - lower.T @ lower
+        k[np.diag_indices(more)] += self._kernel.nugget
+        try:
+            corner = np.tril(np.linalg.inv(np.linalg.cholesky(k)))
+        except np.linalg.LinAlgError:
+            return False
+        self._make_room(more)
+        self._inverse[count : count + more, :count] = -corner @ (lower.T @ inverse)
+        self._inverse[count : count + more, count : count + more] = corner
+        at, held = count - len(self._base), len(self._base)
+        cross = self._kernel.between(own.astype(np.float32), self._hot)
+        cross += trend.astype(np.float32) @ self._pool_trend.T
+        light = lower.T.astype(np.float32)
+        cross -= light[:, :held] @ self._base
+        if at:
+            cross -= light[:, held:] @ self._later[:at]
+        self._later[at : at + more] = corner.astype(np.float32) @ cross
+        self._variance -= np.einsum("ij,ij->j", self._later[at : at + more], self._later[at : at + more])
+        self.observed += rows
+        return True
 
     def _push(self, row: int) -> None:
         count = len(self.observed)
         at = count - len(self._base)
-        if at == len(self._later):
-            self._later = np.concatenate([self._later, np.empty((_ROOM, len(self._pool)), np.float32)])
-        if count == len(self._inverse):
-            wider = np.zeros((count + _ROOM, count + _ROOM))
-            wider[:count, :count] = self._inverse
-            self._inverse = wider
+        self._make_room(1)
         trend = self._trend[row]
         known = self._kernel.from_row(row, self.observed) + self._trend[self.observed] @ trend
         inverse = self._inverse[:count, :count]

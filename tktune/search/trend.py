@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,20 +24,24 @@ _UNKNOWN = 0.75  # rows without an estimate stand where the slowest quarter begi
 class Targets:
     """Log costs as the surrogate sees them.
 
-    `values` (n,) is (log cost - `middle`) / `unit` less what the trend expects; `expected` (rows,) is that
-    expectation in units (None: zero), of which values above `limit` were cut off as the log costs were; `best` is the
-    least (log cost - middle) / unit.
+    `values` (n,) is (log cost - `middle`) / `unit` less what the trend expects: (`prior` (rows,) + `level`) / unit (prior None:
+    zero), of which values above `limit` were cut off as the log costs were; `best` is the least (log cost - middle) / unit.
     """
 
     values: Floats
     middle: float
     unit: float
     best: float
-    expected: Floats | None
+    prior: Floats | None
+    level: float = 0.0
     limit: float = np.inf
 
     def expected_of(self, rows: Ints | slice) -> Floats | float:
-        return 0.0 if self.expected is None else self.expected[rows]
+        """What the trend expects of these rows, in units."""
+        if self.prior is None:
+            return 0.0
+        expected: Floats = (self.prior[rows] + self.level) / self.unit
+        return expected
 
 
 class Trend:
@@ -82,6 +87,14 @@ class Trend:
             lowest &= rank == least[groups]
         return self.foremost[lowest[self.foremost]]
 
+    def agreement(self, costs: Mapping[int, float]) -> float:
+        """The rank correlation of what the prior expects with log `costs` by row; 1 where there is nothing to compare."""
+        if self.expected is None or len(costs) < 2:
+            return 1.0
+        rows = np.fromiter(costs, np.int64)
+        ranks = [np.unique(of, return_inverse=True)[1] for of in (self.expected[rows], [*costs.values()])]
+        return 1.0 if min(of.max() for of in ranks) == 0 else float(np.asarray(np.corrcoef(ranks))[0, 1])
+
     def targets(self, observed: list[int], log_costs: Floats, clip: float) -> Targets:
         """Log costs above their median, at most `clip` x as far above it as the least is below."""
         if not len(log_costs):
@@ -95,8 +108,7 @@ class Trend:
             values = (y - mean) / unit
             return Targets(values, middle + mean, unit, float(values.min()), None)
         level = float(np.median(y - self.expected[observed]))
-        expected = self.expected + level
-        missed = y - np.minimum(expected[observed], limit)
+        missed = y - np.minimum(self.expected[observed] + level, limit)
         mean = float(missed.mean())
         squares = float(((missed - mean) ** 2).sum()) + _SURENESS * (_USUAL_ERROR * self._spread) ** 2
         unit = max(float(np.sqrt(squares / (len(y) + _SURENESS))), LEAST)
@@ -105,7 +117,8 @@ class Trend:
             middle + mean,
             unit,
             float((y.min() - mean) / unit),
-            expected / unit,
+            self.expected,
+            level,
             limit / unit,
         )
 
@@ -113,13 +126,13 @@ class Trend:
         if self.expected is None:
             return Targets(np.zeros(0), 0.0, _USUAL_SPREAD, 0.0, None)
         unit = _USUAL_ERROR * self._spread
-        return Targets(np.zeros(0), self._middle, unit, 0.0, self.expected / unit)
+        return Targets(np.zeros(0), self._middle, unit, 0.0, self.expected)
 
     def columns(self, targets: Targets, level: float) -> Floats:
         """(rows, 1 or 2): how the whole may be off, `level` a deviation in units, and how the slope may."""
         column = np.full((self._count, 1), level)
-        if targets.expected is None:
+        if targets.prior is None:
             return column
-        expected = np.minimum(targets.expected, targets.limit)
+        expected = np.minimum(targets.expected_of(slice(None)), targets.limit)
         expected = expected - float(expected.mean())
         return np.column_stack([column, _DISTRUST * expected])

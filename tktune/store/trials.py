@@ -5,12 +5,13 @@ Functions over one open transaction; `results.Store` gives each its own.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, func, insert, select, update
 
 from tktune.core.config import Config
 from tktune.core.errors import AlreadyMeasured, DatabaseError
@@ -25,6 +26,32 @@ from tktune.store.surroundings import add_event
 ENDS_BEFORE_QUARANTINE = 2
 # No trial lasts an hour; a driver on another host cannot be seen, so its old rows are taken for lost.
 ELSEWHERE_LOST_AFTER_S = 3600.0
+
+# Statements of every trial, put together once: that takes longer than running them.
+_TRIED = (
+    select(
+        TrialModel.id,
+        TrialModel.status,
+        TrialModel.attempt,
+        TrialModel.driver_pid,
+        TrialModel.driver_start_ticks,
+        TrialModel.boot_id,
+        TrialModel.host,
+        TrialModel.started_at,
+    )
+    .where(
+        TrialModel.problem_id == bindparam("problem_id"),
+        TrialModel.device_class_id == bindparam("device_class_id"),
+        TrialModel.policy_id == bindparam("policy_id"),
+        TrialModel.toolchain_id == bindparam("toolchain_id"),
+        TrialModel.config_digest == bindparam("config_digest"),
+        TrialModel.artifact_digest == bindparam("artifact_digest"),
+    )
+    .order_by(TrialModel.attempt)
+)
+_STATUS = select(TrialModel.status).where(TrialModel.id == bindparam("trial"))
+_END = update(TrialModel).where(TrialModel.id == bindparam("trial"))
+_INSERT, _INSERT_SAMPLES = insert(TrialModel), insert(SampleModel)
 
 Samples = Sequence[float | tuple[int, int, int, float] | Sample]
 
@@ -132,14 +159,12 @@ def record(
 def finish(connection: Connection, trial_id: int, ending: Ending, now: float) -> None:
     """End a started trial, once. Raises `AlreadyMeasured` when it has ended, `DatabaseError` when it is unknown."""
     values, samples = ending.values(), spelt(ending.samples)
-    status = connection.execute(
-        select(TrialModel.status).where(TrialModel.id == trial_id)
-    ).scalar_one_or_none()
+    status = connection.execute(_STATUS, {"trial": trial_id}).scalar_one_or_none()
     if status is None:
         raise DatabaseError(f"There is no trial {trial_id}.", "Start it before it is finished.")
     if status != STARTED:
         raise AlreadyMeasured(status, f"Trial {trial_id} has already ended as {status}.", "Start a new one.")
-    connection.execute(update(TrialModel).where(TrialModel.id == trial_id).values(**values, ended_at=now))
+    connection.execute(_END, {"trial": trial_id, **values, "ended_at": now})
     _insert_samples(connection, trial_id, samples)
 
 
@@ -198,25 +223,8 @@ def _is_gone(driver: DriverIdentity, started_at: float, now: float) -> bool:
 
 def _tried(connection: Connection, key: TrialKey, config: Config, artifact_digest: str) -> Sequence[Any]:
     """Every attempt at this config and artifact, and who drives it."""
-    model = TrialModel
-    return connection.execute(
-        select(
-            model.id,
-            model.status,
-            model.attempt,
-            model.driver_pid,
-            model.driver_start_ticks,
-            model.boot_id,
-            model.host,
-            model.started_at,
-        )
-        .where(
-            *under(model, key),
-            model.config_digest == config.digest,
-            model.artifact_digest == artifact_digest,
-        )
-        .order_by(model.attempt)
-    ).all()
+    asked = {**dataclasses.asdict(key), "config_digest": config.digest, "artifact_digest": artifact_digest}
+    return connection.execute(_TRIED, asked).all()
 
 
 def _check_open(
@@ -261,26 +269,21 @@ def _insert(
     now: float,
     values: Mapping[str, Any],
 ) -> int:
-    made = connection.execute(
-        insert(TrialModel).values(
-            problem_id=key.problem_id,
-            device_class_id=key.device_class_id,
-            policy_id=key.policy_id,
-            toolchain_id=key.toolchain_id,
-            config_digest=config.digest,
-            config=config.json,
-            artifact_digest=artifact_digest,
-            attempt=len(tried) + 1,
-            run_id=run_id,
-            driver_pid=driver.pid,
-            driver_start_ticks=driver.start_ticks,
-            boot_id=driver.boot_id,
-            host=driver.host,
-            started_at=now,
-            **values,
-        )
-    )
-    return inserted_id(made)
+    row = {
+        **dataclasses.asdict(key),
+        "config_digest": config.digest,
+        "config": config.json,
+        "artifact_digest": artifact_digest,
+        "attempt": len(tried) + 1,
+        "run_id": run_id,
+        "driver_pid": driver.pid,
+        "driver_start_ticks": driver.start_ticks,
+        "boot_id": driver.boot_id,
+        "host": driver.host,
+        "started_at": now,
+        **values,
+    }
+    return inserted_id(connection.execute(_INSERT, row))
 
 
 def _lose(connection: Connection, trial_id: int, driver: DriverIdentity, run_id: str, now: float) -> None:
@@ -318,7 +321,7 @@ def _lose(connection: Connection, trial_id: int, driver: DriverIdentity, run_id:
 def _insert_samples(connection: Connection, trial_id: int, samples: Sequence[Sample]) -> None:
     if samples:
         connection.execute(
-            insert(SampleModel),
+            _INSERT_SAMPLES,
             [
                 {
                     "trial_id": trial_id,

@@ -1,7 +1,7 @@
 // Runs the combine roles of csrc/comm/combine*.cuh on all ranks at once, over tables from a file: compute blocks land
 // tiles in a random order and call the epilogue, then join; the result and the staging rows are written out.
 //
-//   main TABLES OUT WORLD FORM GROUPS COMP_BLOCKS COMM_BLOCKS REDUCERS WARPS SLOTS ROUNDS SEED WALK
+//   main TABLES OUT FORM GROUPS COMP_BLOCKS COMM_BLOCKS REDUCERS WARPS SLOTS VECTORS ROUNDS SEED WALK
 #include "comm/combine_stream.cuh"
 
 namespace tkt {
@@ -15,6 +15,7 @@ struct config {
 };
 constexpr int WORLD = RANKS;
 using globals = tkt::combine_globals<config, WORLD>;
+using memory_of = tkt::combine_memory<config>;
 
 // Arrays of one rank, in the order of the file.
 enum table {
@@ -37,7 +38,7 @@ struct rank_memory {
 };
 rank_memory ranks[WORLD];
 
-int pad, cols, capacity;
+int pad, cols, capacity, warps_of_a_block;
 
 // What the GEMM's walk makes of each expert's rows.
 std::vector<tile> tiles_of(const std::vector<int32_t>& experts, int groups, bool walks_columns) {
@@ -61,9 +62,11 @@ std::vector<tile> tiles_of(const std::vector<int32_t>& experts, int groups, bool
 }
 
 void land(rank_memory& mine, const tile& t) {
-    for (int r = t.row; r < t.row + t.rows && r < capacity; ++r)
+    for (int r = t.row; r < t.row + t.rows && r < capacity; ++r) {
         for (int c = t.col; c < t.col + config::COL_BLOCK; ++c)
             mine.rows[r * cols + c] = static_cast<uint16_t>(mine.in[VALUES][r * cols + c]);
+        lanes::wrote(&mine.rows[r * cols + t.col], 2 * config::COL_BLOCK);
+    }
     const tkt::combine_epilogue<globals> epilogue{mine.G};
     for (int block = t.row / pad; block * pad < t.row + t.rows; ++block) epilogue(block, t.col / config::COL_BLOCK);
 }
@@ -82,10 +85,11 @@ void prepare(rank_memory& mine, int rank, const std::vector<int>& words, int rou
         mine.landed.assign(static_cast<size_t>(WORLD) * G.landed_stride, 0);
     }
     mine.sequence = 5 + round;
-    mine.tiles = tiles_of(mine.in[EXPERTS], groups, words[9]);
+    mine.tiles = tiles_of(mine.in[EXPERTS], groups, words[10]);
     mine.busy.assign(words[2], 1);
     mine.left.assign(words[2] + words[3], 0);
-    mine.shared.assign(words[2] + words[3], std::vector<uint4>(words[5] * words[6] * cols * 2 / 16));
+    const int pieces = words[5] * (words[6] + tkt::kCombineSums), bytes = memory_of::kReserveBytes + pieces * words[7] * 512;
+    mine.shared.assign(words[2] + words[3], std::vector<uint4>(bytes / 16, {0x77777777, 0x77777777, 0x77777777, 0x77777777}));
     G.plan = mine.plan, G.block_expert = mine.in[BLOCK_EXPERT].data();
     G.experts = reinterpret_cast<int2*>(mine.in[EXPERTS].data()), G.jobs = mine.in[JOBS].data();
     G.pull_tokens = reinterpret_cast<int2*>(mine.in[PULL_TOKENS].data()), G.slots = mine.in[SLOTS].data();
@@ -95,7 +99,8 @@ void prepare(rank_memory& mine, int rank, const std::vector<int>& words, int rou
     G.y = reinterpret_cast<tkt::bf16*>(mine.y.data()), G.finished = mine.finished.data(), G.queue = mine.queue;
     G.sequence = &mine.sequence, G.roles = TKT_COMMUNICATE | TKT_COMPUTE | TKT_GATED;
     G.num_comp_blocks = words[2], G.num_reduce_blocks = words[4], G.form = words[0], G.groups = groups;
-    G.warp_slots = words[6], G.sum_warps = words[5];
+    G.warp_slots = words[6], G.piece_vectors = words[7];
+    warps_of_a_block = words[5];
 }
 
 void connect() {
@@ -111,15 +116,11 @@ void sum(rank_memory& mine, int block) {
     const globals& G = mine.G;
     while (block < G.num_comp_blocks && mine.busy[block]) lanes::yield();
     const bool reduces = block >= static_cast<int>(lanes::grid) - G.num_reduce_blocks;
-    if (G.form == TKT_FORM_PULL)
-        tkt::combine_pull<globals>(G).run();
-    else
-        tkt::combine_stream<globals>(G, reinterpret_cast<char*>(mine.shared[block].data()), reduces,
-                                     block >= G.num_comp_blocks)
-            .run();
+    tkt::combine_stream<globals>(G, reinterpret_cast<char*>(mine.shared[block].data()), reduces, block >= G.num_comp_blocks)
+        .run();
     int before = 0;
     if (tkt::lane_id() == 0) before = mine.left[block]++;
-    if (__shfl_sync(0xffffffffu, before, 0) == G.sum_warps - 1) tkt::leave_combine(G);  // the block's last warp
+    if (__shfl_sync(0xffffffffu, before, 0) == warps_of_a_block - 1) tkt::leave_combine(G);  // the block's last warp
 }
 
 void check_words(const rank_memory& mine) {
@@ -147,14 +148,14 @@ int main(int argc, char** argv) {
             if (count && std::fread(array.data(), 4, count, file) != static_cast<size_t>(count)) lanes::fail("a short table");
         }
     std::fclose(file);
-    std::vector<int> words;  // form, groups, compute blocks, communication blocks, reducers, warps, slots, rounds, seed, walk
+    std::vector<int> words;  // form, groups, compute blocks, communication blocks, reducers, warps, slots, vectors, rounds, seed, walk
     for (int i = 3; i < argc; ++i) words.push_back(std::atoi(argv[i]));
     for (rank_memory& mine : ranks) {
         pad = mine.in[HEAD][0], cols = mine.in[HEAD][1], capacity = mine.in[HEAD][2];
         mine.G.tokens = mine.in[HEAD][3], mine.G.top_k = mine.in[HEAD][4], mine.G.landed_stride = mine.in[HEAD][5];
     }
     lanes::grid = words[2] + words[3];
-    for (int round = 0; round < words[7]; ++round) {
+    for (int round = 0; round < words[8]; ++round) {
         std::deque<lanes::warp> warps;
         for (int r = 0; r < WORLD; ++r) {
             rank_memory& mine = ranks[r];
@@ -175,7 +176,13 @@ int main(int argc, char** argv) {
             }
         }
         connect();
-        lanes::run(warps, words[8] + round);
+        lanes::memories.clear();
+        for (const rank_memory& mine : ranks)
+            for (const auto* array : {&mine.rows, &mine.staging})
+                lanes::memories.push_back({reinterpret_cast<const char*>(array->data()), std::vector<long>(array->size() / 8 + 1)});
+        lanes::land_one = tkt::land_one;
+        lanes::run(warps, words[9] + round);
+        if (!tkt::loads.empty()) lanes::fail("a warp left with loads under way");
         for (const rank_memory& mine : ranks) check_words(mine);
     }
     file = std::fopen(argv[2], "wb");

@@ -1,13 +1,14 @@
 // Builds the tables of every rank with csrc/comm/plan.cuh, all ranks at once and plan after plan, each rank starting
 // the next plan as soon as it is done with the last.
 //
-//   main IN OUT     IN: world, tokens, top_k, experts, pad, capacity, id_bytes, blocks, plans, seed, own_in_place; then the ids
-//                   [plan][rank][token][x]. OUT: [plan][rank] tables as `outcome` lists them. All int32.
-#include "comm/plan.cuh"
+//   main IN OUT     IN: world, tokens, top_k, experts, pad, capacity, id_bytes, blocks, plans, seed, own_in_place, whether
+//                   rows are pushed, a rank that is slow or -1, how patient waits of the first plan
+//                   are (0: as long as it takes); then the ids [plan][rank][token][x]. OUT: [plan][rank] tables as `outcome` lists them. All int32.
+#include "comm/push_plan.cuh"
 
 namespace {
 
-int32_t head[11];
+int32_t head[14];
 int world, tokens, top_k, experts, pad, capacity, id_bytes, blocks, plans;
 std::vector<int32_t> given;
 
@@ -53,6 +54,15 @@ int carve(rank_memory& r, bool second_pass) {
     c.take(G.job_order, all, second_pass);
     c.take(G.queue, 3, second_pass);
     c.take(G.dispenser, 2, second_pass);
+    if (head[11]) {
+        const int counters = (world - 1) * pad_blocks;
+        c.take(G.push_plan, world + 2, second_pass);
+        c.take(G.push_tokens, all, second_pass);
+        c.take(G.push_blocks, all * top_k, second_pass);
+        c.take(G.push_expected, counters, second_pass);
+        c.take(G.missing, counters, second_pass);
+        c.take(G.gate_sources, pad_blocks, second_pass);
+    }
     return c.at;
 }
 
@@ -74,7 +84,7 @@ namespace lanes {
 void body() {
     rank_memory& r = ranks[now->rank];
     for (int plan = 0; plan < plans; ++plan) {
-        tkt::plan_builder(r.G, r.shared[blockIdx.x].data()).run();
+        tkt::push_plan_builder(r.G, r.shared[blockIdx.x].data()).run();
         if (r.end.arrived == r.end.size - 1) {  // the launch ends with its last thread
             r.said.insert(r.said.end(), r.status, r.status + 2);
             r.said.insert(r.said.end(), r.tables.begin(), r.tables.end());
@@ -82,6 +92,7 @@ void body() {
             std::fill(r.tables.begin(), r.tables.end(), kUntouched);
             for (auto& memory : r.shared) std::fill(memory.begin(), memory.end(), kUntouched);
             if (plan + 1 < plans) give_ids(now->rank, plan + 1);
+            r.G.guard.patience = 0;
             if (r.state[0] != static_cast<uint64_t>(plan) + 1) fail("the count of plans is wrong");
         }
         meet(r.end);
@@ -91,7 +102,7 @@ void body() {
 
 int main(int, char** arguments) {
     FILE* in = std::fopen(arguments[1], "rb");
-    if (!in || std::fread(head, 4, 11, in) != 11) return 2;
+    if (!in || std::fread(head, 4, 14, in) != 14) return 2;
     world = head[0], tokens = head[1], top_k = head[2], experts = head[3], pad = head[4], capacity = head[5];
     id_bytes = head[6], blocks = head[7], plans = head[8];
     given.resize(static_cast<size_t>(plans) * world * tokens * top_k);
@@ -102,9 +113,11 @@ int main(int, char** arguments) {
     ranks.resize(world);
     for (int rank = 0; rank < world; ++rank) {
         rank_memory& r = ranks[rank];
-        r.region.resize(tkt::plan_region::kIds + 8ull * world * tokens * top_k);
+        const size_t ids_bytes = (8ull * world * tokens * top_k + 15) / 16 * 16;
+        const size_t row = (experts + tkt::kCountQuad - 1) / tkt::kCountQuad * tkt::kCountQuad;
+        r.region.resize(tkt::plan_region::kIds + ids_bytes + (head[11] ? 8 * world * blocks * row : 0));
         r.ids.resize(8ull * tokens * top_k);
-        r.counted.assign(static_cast<size_t>(world) * blocks * tkt::kKinds * local, kUntouched);
+        r.counted.assign(static_cast<size_t>(blocks) * experts * (tkt::kKinds + (head[11] ? 1 : 0)), kUntouched);
         r.tables.assign(carve(r, false), kUntouched);
         r.shared.assign(blocks, std::vector<int32_t>(tkt::plan_shared_words(world, local), kUntouched));
         r.end.size = blocks * tkt::kPlanThreads;
@@ -119,11 +132,13 @@ int main(int, char** arguments) {
         r.G.counted = r.counted.data();
         r.G.status = r.status;
         r.G.guard.rank = rank;
+        r.G.guard.patience = head[13];
         r.G.world = world, r.G.tokens = tokens, r.G.top_k = top_k, r.G.experts = experts, r.G.pad = pad;
         r.G.capacity = capacity, r.G.id_bytes = id_bytes, r.G.never_last = 1 << 20, r.G.own_in_place = head[10];
     }
 
     lanes::chance.seed(head[9]);
+    lanes::slow = head[12];
     lanes::launch(world, blocks, tkt::kPlanThreads);
     return lanes::write(arguments[2], ranks, plans);
 }

@@ -18,9 +18,10 @@ KINDS = 3  # counters of an expert: its rows, tokens of which it is the first he
 SIGNALS, IDS = 0, MAX_WORLD * MOST_BLOCKS * 8  # of a rank's plan region
 WRONG_IDS, ROWS_WANTED, STATUS_WORDS = 0, 1, 2
 STATE_WORDS = 2  # of 64 bits
+COUNT_QUAD = 4  # counts of a block are a multiple of so many
 
 REGION, FIRST_POINTER = 0, 8 * MAX_WORLD
-_POINTERS = 19
+_POINTERS = 25
 GUARD_AT = FIRST_POINTER + 8 * _POINTERS
 WORLD_AT = GUARD_AT + GUARD_BYTES
 GLOBALS_BYTES = WORLD_AT + 10 * 4
@@ -28,7 +29,10 @@ GLOBALS_BYTES = WORLD_AT + 10 * 4
 
 @dataclass(frozen=True)
 class PlanAddresses:
-    """Device addresses of what a plan reads and writes, in the order of the kernel's argument; 0 for none."""
+    """Device addresses of what a plan reads and writes, in the order of the kernel's argument; 0 for none.
+
+    The last ones are of ranks that push their rows, all or none of them.
+    """
 
     ids: int
     state: int
@@ -49,6 +53,12 @@ class PlanAddresses:
     job_order: int
     queue: int
     dispenser: int
+    push_plan: int = 0
+    push_tokens: int = 0
+    push_blocks: int = 0
+    push_expected: int = 0
+    missing: int = 0
+    gate_sources: int = 0
 
 
 assert len(fields(PlanAddresses)) == _POINTERS
@@ -95,14 +105,18 @@ def blocks_of(problem: Problem) -> int:
 def shared_bytes(problem: Problem) -> int:
     """Dynamic shared memory of a block."""
     per_expert = WARPS * (KINDS + 1) + KINDS * (problem.world + 2)
-    return 4 * (problem.local_experts * per_expert + KINDS + 1)
+    return 4 * (problem.local_experts * per_expert + KINDS + 1 + 2 * MAX_WORLD)
 
 
 def counted_words(problem: Problem) -> int:
-    """int32 words that blocks exchange their counts through."""
-    return problem.world * blocks_of(problem) * KINDS * problem.local_experts
+    """int32 words that blocks exchange their counts through; the last ones where rows are pushed."""
+    return blocks_of(problem) * (KINDS + 1) * problem.experts
 
 
 def region_bytes(problem: Problem) -> int:
-    """A rank's part of the symmetric memory: signals, then everybody's ids, twice."""
-    return round_up(IDS + 2 * 4 * problem.assignments, 1024)
+    """A rank's part of the symmetric memory: signals, then everybody's ids, twice; then as often how many rows of each
+    expert everybody's blocks have, which ranks that push tell each other.
+    """
+    ids = round_up(2 * 4 * problem.assignments, 16)
+    counts = 2 * 4 * problem.world * blocks_of(problem) * round_up(problem.experts, COUNT_QUAD)
+    return round_up(IDS + ids + counts, 1024)

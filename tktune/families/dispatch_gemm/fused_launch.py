@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from tktune.core.config import Config
+from tktune.core.errors import ProblemError
 from tktune.core.problem import Problem
 from tktune.families.cuda import dispatch_globals as mirror
 from tktune.families.cuda.dispatch_globals import DispatchGlobals
@@ -22,9 +23,9 @@ from tktune.families.dispatch_gemm.launch_words import (
     wave_of,
 )
 from tktune.families.dispatch_gemm.module_cuda import DispatchModule
-from tktune.families.dispatch_gemm.rows_cuda import is_indexed
+from tktune.families.dispatch_gemm.push_cuda import PushMemory
 from tktune.families.dispatch_gemm.tables_cuda import DeviceTables
-from tktune.families.dispatch_gemm.transport import refuse_push
+from tktune.families.dispatch_gemm.transport import is_indexed, is_push
 from tktune.families.grouped_gemm.launch_cuda import matrix_view
 
 
@@ -43,14 +44,21 @@ def fused_launch(
     *,
     roles: int = mirror.FUSED,
     computing: int | None = None,
+    pushing: PushMemory | None = None,
 ) -> Launch:
     """`token_rows[r]`: where rank r's rows (tokens, hidden) lie; `out` is what the GEMM writes, (capacity, out_cols), or
     (capacity, cols) where SwiGLU is separate.
 
     `rows` is what the GEMM reads: gathered (capacity, hidden), or indexed (ranks × tokens, hidden), where this rank's
     own rows lie in their section already. `roles` and `computing` (blocks; None: what the split leaves) run a part of it.
+    A config that pushes needs tables of pushes and `pushing`: sections of all ranks' rows and flags, numbered by meetings
+    of all ranks, of which one lies between any two launches. Raises `ProblemError` where it has not both.
     """
-    refuse_push(config)
+    if is_push(config) and (pushing is None or not tables.pushes):
+        raise ProblemError(
+            "This config pushes its rows, and the plan has no tables of pushes, or nobody gave them a place.",
+            "Use a config with TRANSPORT=pull.",
+        )
     boxes, at, facts = boxes_of(config, problem.weight_layout), tables.at, module.facts
     grid = sm_count // facts.cluster * facts.cluster
     computing = min(sm_count - config.number("num_comm_sms") if computing is None else computing, grid)
@@ -89,5 +97,8 @@ def fused_launch(
         beside=beside_of(config, problem, module.smem_bytes, facts.smem_bytes),
         openers=openers_of(config),
     ).packed()
+    if is_push(config):
+        assert pushing is not None
+        arguments = pushing.behind(arguments, at, config, sm_count - computing)
     kept = (module, rows, weights, out, tables.memory)
     return Launch(module.function, grid, facts.threads, module.smem_bytes, arguments, kept)

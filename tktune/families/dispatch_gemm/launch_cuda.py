@@ -190,15 +190,14 @@ class CudaDispatchWorkbench(RanksWorkbench[DispatchModule]):
         """Launches of these modes, after the one that builds their plan where the policy times that too."""
         if self._timed_plans is None:
             return self._launches(config, plan, names)
-        if is_push(config):
-            raise WordsError(
-                "Tables of pushes are not built on the device yet.", "Time pushes without include_plan."
-            )
+        arrivals, indexed, pushes = self._space.arrivals.data_ptr(), is_indexed(config), is_push(config)
+        first = self._timed_plans.launch(self._need_module(), plan, arrivals, indexed, pushes)
+        return [first, *self._launches(config, self._built(config, plan), names)]
+
+    def _built(self, config: Config, plan: Plan) -> Plan:
+        """The plan whose tables a whole launch reads: built on the device where the policy times that too."""
         timed = self._timed_plans
-        built = timed.built(plan)
-        arrivals = self._space.arrivals.data_ptr()
-        first = timed.launch(self._need_module(), plan, arrivals, is_indexed(config))
-        return [first, *self._launches(config, built, names)]
+        return plan if timed is None else timed.built(plan, is_push(config))
 
     def _launches(self, config: Config, plan: Plan, names: list[str]) -> list[Launch]:
         """Launches of these modes; after one that computes comes the pass over its outputs where SwiGLU is separate."""
@@ -268,7 +267,7 @@ class CudaDispatchWorkbench(RanksWorkbench[DispatchModule]):
         if not is_push(config):
             return arguments
         communicating = self.seat.device.sm_count - computing
-        return self._push.behind(arguments, plan.pushes, config, communicating)
+        return self._push.behind(arguments, plan.pushes.at, config, communicating)
 
     def _count_from(self, sequence: int) -> None:
         self._sequence.fill_(sequence)
@@ -304,9 +303,10 @@ class CudaDispatchWorkbench(RanksWorkbench[DispatchModule]):
         if not said and separate and not bool(torch.isnan(self._space.packed[plan.case.rows :]).all()):
             said = "The GEMM wrote a row behind the last expert."
         if not said and self._timed_plans is not None:
-            said = self._timed_plans.wrong_table(plan)
+            said = self._timed_plans.wrong_table(plan, pushed > 0)
         if not said and pushed and config is not None:
-            said = self._push.wrong(config, plan.pushes, plan.pull_tokens, self.seat.rank, pushed)
+            pushes = self._built(config, plan).pushes
+            said = self._push.wrong(config, pushes, plan.pull_tokens, self.seat.rank, pushed)
         if not said:
             return verdict
         sentence = f"{said} {verdict.sentence}".strip()

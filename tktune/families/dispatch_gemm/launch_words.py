@@ -9,6 +9,7 @@ from tktune.core.problem import Problem
 from tktune.families.cuda import dispatch_globals as mirror
 from tktune.families.cuda.dispatch_globals import RowSlots
 from tktune.families.dispatch_gemm.beside import WARPS, WORD
+from tktune.families.dispatch_gemm.transport import is_indexed, is_push
 from tktune.families.formulas import ceil_div, round_up
 
 WAVE = 2  # tokens of a draw: few, so that they stay in order; the next draw is under way meanwhile
@@ -20,9 +21,13 @@ def token_rows(addresses: tuple[int, ...], section_bytes: int) -> tuple[int, ...
 
 
 def head_of(config: Config, problem: Problem, computing: int) -> int:
-    """Rows that are fetched slot by slot first: none, all, or those of the tiles that compute blocks begin with."""
+    """Rows that are fetched slot by slot first: none, all, or those of the tiles that compute blocks begin with. Rows that are
+    stored once, by index or by a peer that pushes them, have no slots to begin with.
+    """
     if "head" in config:
         return config.number("head")
+    if is_indexed(config) or is_push(config):
+        return 0
     if config["order"] != "mixed":
         return mirror.ALL_ROWS if config["order"] == "slot" else 0
     tile_columns = ceil_div(problem.cols, config.number("COL_BLOCK"))

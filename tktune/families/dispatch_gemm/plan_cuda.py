@@ -36,11 +36,12 @@ class Plan:
     own_slack: torch.Tensor
     walk: torch.Tensor
     routed: tuple[Any, Problem, int]  # all ranks' ids, the problem, this rank
+    built_pushes: Pushes | None = None  # where the device has built them
 
     @cached_property
     def pushes(self) -> Pushes:
         """Its push tables and their counters, made for the first config that pushes."""
-        return Pushes(*self.routed, self.x.device)
+        return self.built_pushes or Pushes.of_ids(*self.routed, self.x.device)
 
     @property
     def bytes(self) -> int:

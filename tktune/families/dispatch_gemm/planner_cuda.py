@@ -24,21 +24,32 @@ ENTRY = "tktune_dispatch_plan"
 
 
 def plan_build_spec(device: DeviceClass) -> BuildSpec:
-    """The table kernel alone, for whoever needs tables without a dispatch; every dispatch artifact contains it too."""
+    """The table kernel alone, for whoever needs tables without a dispatch, those of pushes too; every dispatch artifact
+    contains one.
+    """
     root = csrc_root()
     return BuildSpec(
         name=f"dispatch_plan-{device.arch}",
         kind="cubin",
         source=root / "kernels" / "dispatch_plan.cu",
         arch=device.arch,
+        defines={"TKT_PLAN_PUSHES": "1"},
         include_dirs=(root,),
         facts={"registers": 65536 // mirror.THREADS, "static_smem_bytes": 0},
     )
 
 
-def plan_entry(module: Module, most_shared_bytes: int) -> Handle:
-    """The table kernel of an artifact, allowed `most_shared_bytes`. Raises `ArtifactError` when there is none of this version."""
-    return table_kernel(module, ENTRY, (mirror.THREADS, mirror.GLOBALS_BYTES), most_shared_bytes)
+def plan_entry(module: Module, most_shared_bytes: int, pushes: bool = False) -> Handle:
+    """The table kernel of an artifact, allowed `most_shared_bytes`. Raises `ArtifactError` when there is none of this version,
+    or none that makes the tables of `pushes`.
+    """
+    found = table_kernel(module, ENTRY, (mirror.THREADS, mirror.GLOBALS_BYTES), most_shared_bytes)
+    if pushes and module.words(f"{ENTRY}_pushes", 1) != [1]:
+        raise ArtifactError(
+            f"The artifact's kernel {ENTRY} makes no tables of pushes.",
+            "Load the artifact of a config with TRANSPORT=push.",
+        )
+    return found
 
 
 def table_kernel(module: Module, entry: str, facts: tuple[int, int], shared_bytes: int) -> Handle:
@@ -57,7 +68,8 @@ class Planner:
 
     `region[r]` is the address here of rank r's plan region, `mirror.region_bytes(problem)` of symmetric memory that
     were zero when the first plan was made. Every rank launches its n-th plan for the n-th of every other, in one
-    stream. `capacity`: rows that fit; the plan of a rank that needs more is empty.
+    stream. `capacity`: rows that fit, as many on every rank; the plan of a rank that needs more is empty. `pushes`: its
+    plans have the tables of a rank that pushes, too.
     """
 
     def __init__(
@@ -67,8 +79,11 @@ class Planner:
         guard: Guard,
         device: torch.device,
         capacity: int | None = None,
+        *,
+        pushes: bool = False,
     ) -> None:
         self.problem, self._region, self._guard, self._device = problem, region, guard, device
+        self.pushes = pushes
         self.capacity = problem.capacity_rows if capacity is None else capacity
         self._state = torch.zeros(mirror.STATE_WORDS, dtype=torch.int64, device=device)
         self._counted = torch.empty(mirror.counted_words(problem), dtype=torch.int32, device=device)
@@ -76,7 +91,7 @@ class Planner:
         self._status = torch.zeros(mirror.STATUS_WORDS, dtype=torch.int32, pin_memory=pinned)
 
     def tables(self) -> DeviceTables:
-        return DeviceTables(self.problem, self.capacity, self._device)
+        return DeviceTables(self.problem, self.capacity, self._device, pushes=self.pushes)
 
     def launch(
         self,
@@ -88,7 +103,8 @@ class Planner:
         own_in_place: bool = False,
         **other: int,
     ) -> Launch:
-        """The launch that fills `tables` from `ids` (tokens, top_k), int32 or int64 and contiguous, of this rank.
+        """The launch that fills `tables` from `ids` (tokens, top_k), int32 or int64 and contiguous, of this rank. Tables of
+        pushes need the `function` of an artifact that makes them (`plan_entry`), on every rank.
 
         `own_in_place`: the arrivals it leaves count own rows, for launches that read those where they are.
         `other` gives addresses of counters that lie elsewhere: arrivals, queue, dispenser (0: leave them alone).

@@ -4,6 +4,8 @@ rank's sections and flags, and whether a launch left all of them right.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,18 +15,54 @@ from tktune.core.config import Config
 from tktune.core.problem import Problem
 from tktune.families.cuda.push_globals import PushPart, flag_bytes
 from tktune.families.cuda.symmetric import SymmetricMemory
+from tktune.families.dispatch_gemm.tables_cuda import DeviceTables
 from tktune.families.dispatch_gemm.transport import is_indexed, push_sms
 
+# Tables of pushes by the names that they have among those of a plan on the device.
+_VIEWS = {
+    "plan": "push_plan",
+    "tokens": "push_tokens",
+    "blocks": "push_blocks",
+    "expected": "push_expected",
+    "missing": "missing",
+    "gate_sources": "gate_sources",
+}
 
+
+@dataclass(frozen=True)
 class Pushes:
-    """The push tables of one (routing, seed) on one rank, int32 on `device`, and `missing`, the counters of launches."""
+    """The push tables of one plan on one rank, int32 on its device, and `missing`, the counters of launches.
 
-    def __init__(self, topk_ids: Any, problem: Problem, rank: int, device: torch.device) -> None:
+    `plan` (ranks + 2) are offsets, then turns; the others are those of `PushTables`.
+    """
+
+    plan: torch.Tensor
+    tokens: torch.Tensor
+    blocks: torch.Tensor
+    expected: torch.Tensor
+    missing: torch.Tensor
+    gate_sources: torch.Tensor
+
+    @classmethod
+    def of_ids(cls, topk_ids: Any, problem: Problem, rank: int, device: torch.device) -> Pushes:
+        """As the host builds them from all ranks' ids."""
         made = push_tables_torch.build(torch.as_tensor(topk_ids), problem, rank)
-        self.plan = torch.cat([made.offsets, torch.tensor([made.turns], dtype=torch.int32)]).to(device)
-        self.tokens, self.blocks = made.tokens.to(device), made.blocks.to(device)
-        self.expected, self.gate_sources = made.expected.to(device), made.gate_sources.to(device)
-        self.missing = self.expected.clone()
+        plan = torch.cat([made.offsets, torch.tensor([made.turns], dtype=torch.int32)])
+        tables = (plan, made.tokens, made.blocks, made.expected, made.expected.clone(), made.gate_sources)
+        return cls(*(table.to(device) for table in tables))
+
+    @classmethod
+    def within(cls, tables: DeviceTables, like: Pushes | None = None) -> Pushes:
+        """Views of what a plan on the device holds, each as long as `like`'s; all of them without it."""
+        views = {field: tables.view(name) for field, name in _VIEWS.items()}
+        if like is not None:
+            views = {field: view[: len(getattr(like, field))] for field, view in views.items()}
+        return cls(**views)
+
+    @property
+    def at(self) -> dict[str, int]:
+        """Where they lie, under the names of `DeviceTables`."""
+        return {name: getattr(self, field).data_ptr() for field, name in _VIEWS.items()}
 
     def seed(self) -> None:
         """Make the counters what a launch expects and leaves behind."""
@@ -32,6 +70,11 @@ class Pushes:
 
     def left_as_found(self) -> bool:
         return bool(self.missing.equal(self.expected))
+
+    def wrong_table(self, right: Pushes) -> str:
+        """The name of the first table that is not that of `right`, or an empty text."""
+        pairs = ((name, getattr(self, field), getattr(right, field)) for field, name in _VIEWS.items())
+        return next((name for name, found, wanted in pairs if not found.equal(wanted)), "")
 
 
 class PushMemory:
@@ -56,16 +99,13 @@ class PushMemory:
         self.block_flags = memory.tensor(torch.int64, (blocks, world), flags_at)
         self.row_flags = memory.tensor(torch.int64, (world, problem.tokens), rows_at)
 
-    def behind(self, dispatch: bytes, pushes: Pushes, config: Config, communicating: int) -> bytes:
-        """The arguments of a launch that pushes, with so many blocks that communicate: those of a pull, and these."""
+    def behind(self, dispatch: bytes, at: Mapping[str, int], config: Config, communicating: int) -> bytes:
+        """The arguments of a launch that pushes, with so many blocks that communicate: those of a pull, and these. `at`
+        are the addresses of its plan's tables.
+        """
         problem = self._problem
         part = PushPart(
-            plan=pushes.plan.data_ptr(),
-            tokens=pushes.tokens.data_ptr(),
-            blocks=pushes.blocks.data_ptr(),
-            expected=pushes.expected.data_ptr(),
-            missing=pushes.missing.data_ptr(),
-            gate_sources=pushes.gate_sources.data_ptr(),
+            **{field: at[name] for field, name in _VIEWS.items()},
             sequence=self._sequence.data_ptr(),
             sections=self._sections,
             section_rows=problem.world * problem.tokens,

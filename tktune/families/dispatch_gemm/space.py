@@ -1,5 +1,5 @@
-"""The pure half of the family `dispatch_gemm`: token rows are pulled from their source ranks while the grouped
-GEMM of those that arrived already runs.
+"""The pure half of the family `dispatch_gemm`: token rows are pulled from their source ranks, or pushed by them, while the
+grouped GEMM of those that arrived already runs.
 
 The compute half's parameters and rules are the grouped GEMM's. Nothing here imports torch, numpy or a compiler.
 """
@@ -30,7 +30,7 @@ from tktune.families.link_model import LinkFacts
 CPU_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CUDA_SPLITS = {
     True: (4, 8, 12, 16, 24, 32),
-    False: (2, 4, 6, 8, 10, 12, 16, 20, 24, 32),
+    False: (2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48),
 }
 ORDER = Parameter(
     "order", ("token", "slot"), "launch", "fetch each token once and scatter it, or fetch slot by slot"
@@ -39,7 +39,8 @@ CUDA_ORDER = Parameter(
     "order",
     ("token", "slot", "mixed"),
     "launch",
-    "fetch each token once and scatter it, or fetch slot by slot; mixed: slots for the first wave of tiles, then tokens",
+    "fetch each token once and scatter it, or fetch slot by slot; mixed: slots for the first wave of tiles, then tokens; by "
+    "index or pushed: blocks that compute bring the first rows too",
 )
 ACTIVATIONS = Parameter(
     "ACTIVATIONS",
@@ -65,7 +66,7 @@ class DispatchGemm:
     """Expert dispatch fused with the grouped GEMM that consumes its rows."""
 
     name = "dispatch_gemm"
-    purpose = "pull token rows from all ranks and multiply them as they arrive"
+    purpose = "bring token rows from all ranks and multiply them as they arrive"
 
     def __init__(self, link: LinkFacts | None = None) -> None:
         self._link = link
@@ -93,7 +94,7 @@ class DispatchGemm:
         over = ("num_comm_sms", "CLUSTER") if wgmma else ("num_comm_sms",)
         finish = glu.parameters(problem)
         order = beside.order(CUDA_ORDER) if wgmma else CUDA_ORDER
-        forms = (*((ACTIVATIONS,) if wgmma else ()), transport.TRANSPORT, *finish)
+        forms = (*((ACTIVATIONS,) if wgmma else ()), transport.parameter(problem), *finish)
         default = space_cuda.default_build(device).replace(
             num_comm_sms=16 if wgmma else 8,
             order="token",
@@ -110,15 +111,18 @@ class DispatchGemm:
                 Constraint("row_fits_a_slot", "a token row fits shared memory", _row_fits, (), _short_row),
                 Constraint("clusters_fill_roles", "clusters fill each role's blocks", _clusters, over),
                 *((*INDEXED_RULES, *beside.constraints()) if wgmma else ()),
-                *deadlock_constraints(self.roles, (*over, "TRANSPORT", *(("ACTIVATIONS",) if wgmma else ()))),
+                *transport.rules(wgmma),
+                *deadlock_constraints(
+                    self.roles, (*over, "order", "TRANSPORT", *(("ACTIVATIONS",) if wgmma else ()))
+                ),
             ],
             default.replace(ACTIVATIONS="gathered") if wgmma else default,
             lambda config: _same_order(config, problem),
-            canonical_over=("ACTIVATIONS",),
+            canonical_over=(*(("ACTIVATIONS",) if wgmma else ()), "TRANSPORT"),
         )
 
     def roles(self, config: Config, problem: Problem, device: DeviceClass) -> RoleModel:
-        """Compute waits for rows to arrive; communication waits for nothing, drains one queue, then computes."""
+        """Compute waits for rows to arrive; communication drains one queue, then computes (`transport.roles`)."""
         communicate = config.number("num_comm_sms")
         by = str(config.get("TRANSPORT", "pull"))
         return RoleModel(
@@ -138,7 +142,7 @@ class DispatchGemm:
         row_bytes = 2 * problem.hidden
         fetched = (rank_rows(problem) if config["order"] == "slot" else wanted_tokens(problem)) * row_bytes
         gathered = rank_rows(problem) * row_bytes
-        indexed = config.get("ACTIVATIONS") == "indexed"
+        indexed, pushed = transport.is_indexed(config), transport.is_push(config)
         lost = communicate / device.sm_count  # of the compute's speed, while communication lasts
         if device.backend == "cpu":
             comm = 1e6 * (fetched + gathered) / (communicate * space_cpu.CORE_COPIED)
@@ -150,17 +154,23 @@ class DispatchGemm:
                 gathered = remote
             link = transport.link_bytes(config, device)
             per_sm = space_cuda.SM_GATHERED * (0.7 if config["order"] == "slot" or indexed else 1.0)
-            comm = 1e6 * max(remote / link, gathered / (communicate * per_sm))
+            staged = remote if pushed and not indexed else 0.0  # stored once more than where it is wanted
+            comm = 1e6 * max(remote / link, (staged + gathered) / (communicate * per_sm))
             comp = space_cuda.compute_us(config, problem, device, device.sm_count)
             if self._link is not None:
                 if indexed:
                     measured = transport.indexed_us(config, self._link, remote, row_bytes, communicate)
+                elif pushed:
+                    fan = max(1.0, gathered / fetched)
+                    measured = transport.staged_us(self._link, remote, gathered, row_bytes, fan, communicate)
                 else:
                     measured = self._link.dispatch_us(
                         fetched, gathered, row_bytes, communicate, problem.world
                     )
                 comm = measured or comm
                 lost = self._link.lost_share(communicate) or lost
+            if indexed and config["order"] == "mixed":
+                comm = max(1e6 * remote / link, comm * (1 - _opened(config, remote / row_bytes, device)))
             fill = 15.0 + comm / 16
             if config["order"] == beside.WORD:
                 together = beside.gathered_us(gathered, device)
@@ -199,12 +209,20 @@ class DispatchGemm:
 
 
 def _same_order(config: Config, problem: Problem) -> Config:
-    """With one expert a token, fetching by token and by slot are the same walk. Indexed rows have no slots."""
-    if config["order"] in ("slot", "mixed") and (
-        problem.top_k == 1 or config.get("ACTIVATIONS") == "indexed"
-    ):
+    """With one expert a token, fetching by token and by slot are the same walk. Rows by index, and pushed ones, are not
+    fetched by slot: `slot` would be `mixed`, compute blocks that bring the first rows too.
+    """
+    if transport.is_indexed(config) or transport.is_push(config):
+        return config.replace(order="mixed") if config["order"] == "slot" else config
+    if config["order"] in ("slot", "mixed") and problem.top_k == 1:
         return config.replace(order="token")
     return config
+
+
+def _opened(config: Config, rows: float, device: DeviceClass) -> float:
+    """The share of `rows` that compute blocks bring before they compute, one a warp."""
+    warps = space_cuda.threads(config) // 32 * (device.sm_count - config.number("num_comm_sms"))
+    return min(1.0, warps / max(1.0, rows))
 
 
 def _row_fits(config: Config, problem: Problem, device: DeviceClass) -> str | None:

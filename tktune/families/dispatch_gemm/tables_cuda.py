@@ -1,4 +1,4 @@
-"""The schedule tables of one rank as device memory."""
+"""The schedule tables of one rank as device memory, and those of its pushes behind them where rows are pushed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DISPENSER_WORDS = 2
 
 
 @lru_cache(maxsize=64)
-def _layout(problem: Problem, capacity: int) -> TableLayout:
+def _layout(problem: Problem, capacity: int, pushes: bool) -> TableLayout:
     local, blocks = problem.local_experts, capacity // problem.pad
     ranks, tokens, top_k = problem.expert_ranks, problem.tokens, problem.top_k
     shapes: dict[str, tuple[int, ...]] = {
@@ -35,6 +35,16 @@ def _layout(problem: Problem, capacity: int) -> TableLayout:
         "pull_slots": (ranks * tokens, top_k),
         "job_order": (ranks * tokens,),
     }
+    if pushes:  # last, so that whoever reads the schedule alone finds it at the same places
+        counters = (ranks - 1) * blocks
+        shapes |= {
+            "push_plan": (ranks + 2,),
+            "push_tokens": (ranks, tokens),
+            "push_blocks": (ranks, tokens, top_k),
+            "push_expected": (counters,),
+            "missing": (counters,),
+            "gate_sources": (blocks,),
+        }
     return TableLayout.of(shapes)
 
 
@@ -44,13 +54,23 @@ class DeviceTables(TableMemory):
     `view(name)` is all of a table, whatever part is in use. Tables: words (3: padded rows, pad blocks, tokens wanted
     here), queue, dispenser, arrivals (a launch's counters), counts, base, walk (local experts, 4), pull_indices,
     block_expert, slack, own_slack, slots, pull_tokens, pull_slots, job_order (`tktune.core.tables.ScheduleTables`).
+    With `pushes` also (`tktune.core.push_tables.PushTables`): push_plan (offsets, then turns), push_tokens, push_blocks,
+    push_expected, missing (a launch's counters), gate_sources; a `memory` that is given says itself whether it has them.
     """
 
     def __init__(
-        self, problem: Problem, capacity: int, device: torch.device, memory: torch.Tensor | None = None
+        self,
+        problem: Problem,
+        capacity: int,
+        device: torch.device,
+        memory: torch.Tensor | None = None,
+        *,
+        pushes: bool = False,
     ) -> None:
-        self.problem, self.capacity = problem, capacity
-        super().__init__(_layout(problem, capacity), device, memory)
+        if memory is not None:
+            pushes = memory.numel() == _layout(problem, capacity, True).words
+        self.problem, self.capacity, self.pushes = problem, capacity, pushes
+        super().__init__(_layout(problem, capacity, pushes), device, memory)
 
     def used(self) -> tuple[int, int, int]:
         """Padded rows, pad blocks, tokens wanted here. Waits for the device."""

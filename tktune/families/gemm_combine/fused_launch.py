@@ -15,7 +15,7 @@ from tktune.families.dispatch_gemm.tables_cuda import DeviceTables
 from tktune.families.gemm_combine.abi import FORMS
 from tktune.families.gemm_combine.globals_cuda import CombineGlobals
 from tktune.families.gemm_combine.layout import SymmetricLayout
-from tktune.families.gemm_combine.space_cuda import passes_of, sum_warps
+from tktune.families.gemm_combine.space_cuda import passes_of, piece_vectors
 from tktune.families.gemm_combine.tables_cuda import DeviceCombineTables
 from tktune.families.grouped_gemm.launch_cuda import matrix_view
 
@@ -153,7 +153,7 @@ def packed_launch(
         tokens=problem.tokens,
         warp_slots=config.number("rows_in_flight"),
         landed_stride=memory.layout.landed_stride,
-        sum_warps=config.number("CONSUMER_WARPS") if form == "pull" else sum_warps(config, problem),
+        piece_vectors=piece_vectors(config, problem),
         rows=memory.rows,
         staging=memory.staging,
         watermarks=memory.watermarks,

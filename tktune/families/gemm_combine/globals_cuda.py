@@ -51,7 +51,7 @@ class CombineGlobals:
     tokens: int
     warp_slots: int
     landed_stride: int
-    sum_warps: int
+    piece_vectors: int
     rows: tuple[int, ...]
     staging: tuple[int, ...]
     watermarks: tuple[int, ...]
@@ -76,7 +76,7 @@ class CombineGlobals:
         )
         numbers = _NUMBERS.pack(
             *(self.roles, self.num_comp_blocks, self.num_reduce_blocks, self.form, self.groups, self.top_k),
-            *(self.tokens, self.warp_slots, self.landed_stride, self.sum_warps),
+            *(self.tokens, self.warp_slots, self.landed_stride, self.piece_vectors),
         )
         views = b"".join(_VIEW.pack(at, self.capacity, cols) for at in self.rows)
         views += b"".join(_VIEW.pack(at, world * self.tokens, cols) for at in self.staging)

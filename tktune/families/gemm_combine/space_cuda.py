@@ -25,10 +25,10 @@ from tktune.families.gemm_combine.parameters import (
 )
 from tktune.families.grouped_gemm import space_cuda
 
-SPLITS = {True: (4, 8, 12, 16, 24), False: (2, 4, 8, 12, 16)}
+SPLITS = (2, 4, 8, 12, 16)
 REDUCERS = {True: (96,), False: (80,)}
 WARP_SLOTS = Parameter(
-    "rows_in_flight", (2, 8), "launch", "row slots of a warp: one is formed, others are on their way"
+    "rows_in_flight", (4, 8), "launch", "row pieces of a warp on their way; the more there are, the shorter"
 )
 CUDA_ORDER = Parameter(
     "order",
@@ -45,6 +45,8 @@ CUDA_WALK = Parameter("walk", ("columns",), "launch", WALK.meaning)
 # Build parameters that do not change the size of stages and output slots.
 _BESIDE_THE_PIPELINE = ("CLUSTER", "MMA_DEPTH", "DRAW", "WARP_M", "PRODUCER_WARPS")
 MOST_TOP_K = 32  # a lane holds one of a token's rows
+# Beside row pieces: bytes of all warps' semaphores, finished stretches of a warp; bytes that a warp reads at once.
+RESERVE_BYTES, SUM_SLOTS, VECTORS_BYTES = 1024, 2, 512
 # The epilogue stands in the storer, a producer warp, and needs registers there.
 SIGNALLING_REGISTERS = {4: (56, 232), 8: (56, 224), 12: (56, 152)}
 
@@ -64,7 +66,7 @@ def space(
         (
             *space_cuda.build_parameters(device),
             Parameter(
-                "num_comm_sms", split_values(device.sm_count, SPLITS[wgmma]), "launch", f"SMs {SPLIT_MEANING}"
+                "num_comm_sms", split_values(device.sm_count, SPLITS), "launch", f"SMs {SPLIT_MEANING}"
             ),
             Parameter(
                 "num_reduce_sms",
@@ -91,9 +93,9 @@ def space(
             ),
             Constraint(
                 "row_slots",
-                "the row slots of a block fit over its pipeline memory",
-                _slots_fit,
-                (*pipeline, "rows_in_flight", "signal_groups", "form"),
+                "the row pieces of a block fit over its pipeline memory",
+                _pieces_fit,
+                (*pipeline, "rows_in_flight"),
             ),
             Constraint(
                 "clusters_fill_roles",
@@ -106,11 +108,11 @@ def space(
             *deadlock_constraints(roles, over),
         ],
         space_cuda.default_build(device).replace(
-            num_comm_sms=16 if wgmma else 8,
+            num_comm_sms=8,
             num_reduce_sms=REDUCERS[wgmma][-1],
             form="prereduce",
             order="ready",
-            rows_in_flight=2,
+            rows_in_flight=4,
             signal_groups=1,
             walk="columns",
         ),
@@ -120,9 +122,9 @@ def space(
 
 
 def _canonical(config: Config, problem: Problem, fewest_reducers: int) -> Config:
-    """Pulling has no row slots either."""
-    if config["form"] == "pull" and config["rows_in_flight"] != WARP_SLOTS.values[0]:
-        config = config.replace(rows_in_flight=WARP_SLOTS.values[0])
+    """Pulled rows are far away: as many pieces as can be are on their way."""
+    if config["form"] == "pull" and config["rows_in_flight"] != WARP_SLOTS.values[-1]:
+        config = config.replace(rows_in_flight=WARP_SLOTS.values[-1])
     return canonical(config, problem, fewest_reducers)
 
 
@@ -167,7 +169,7 @@ def passes_of(config: Config) -> int:
 
 
 def slots_bytes(config: Config) -> int:
-    """Shared memory that row slots may take: stages and output slots of the GEMM, in whole 128 bytes."""
+    """Shared memory that row pieces may take: stages and output slots of the GEMM, in whole 128 bytes."""
     row, col, red = config.number("ROW_BLOCK"), config.number("COL_BLOCK"), config.number("RED_BLOCK")
     warps = config.number("CONSUMER_WARPS")
     rings = {"mma_sync": 0, "wgmma_pingpong": 1, "wgmma": warps // 4}[space_cuda.main_loop(config)]
@@ -183,21 +185,34 @@ def _fewer_experts(config: Config, problem: Problem, device: DeviceClass) -> str
     return f"use top_k ≤ {MOST_TOP_K}"
 
 
-def sum_warps(config: Config, problem: Problem) -> int:
-    """Warps of a block that sum: as many of those that multiply as have room for their row slots."""
-    width = ceil_div(problem.cols, config.number("signal_groups"))
-    fit = slots_bytes(config) // (config.number("rows_in_flight") * 2 * width)
-    return min(config.number("CONSUMER_WARPS"), fit)
+def most_piece_vectors(config: Config) -> int:
+    """16-byte vectors of a row piece that a lane sums in registers, at most (csrc/comm/combine_config.cuh)."""
+    roomy = space_cuda.main_loop(config) != "mma_sync" and space_cuda.threads(config) <= 384
+    return 8 if roomy else 4
 
 
-def _slots_fit(config: Config, problem: Problem, device: DeviceClass) -> str | None:
-    """M3: the row slots of at least half the warps that multiply overlay the stages and output slots."""
-    warps = config.number("CONSUMER_WARPS") // 2
-    width = ceil_div(problem.cols, config.number("signal_groups"))
-    needed, given = warps * config.number("rows_in_flight") * 2 * width, slots_bytes(config)
-    if config["form"] == "pull" or needed <= given:
+def _fitting_vectors(config: Config) -> int:
+    """The same, as many as leave every warp that multiplies its pieces in flight and its finished stretches; a pull has
+    twice the sums.
+    """
+    pieces = config.number("CONSUMER_WARPS") * (config.number("rows_in_flight") + SUM_SLOTS)
+    fit = max(0, slots_bytes(config) - RESERVE_BYTES) // (pieces * VECTORS_BYTES)
+    return min(fit, most_piece_vectors(config) // (2 if config["form"] == "pull" else 1))
+
+
+def piece_vectors(config: Config, problem: Problem) -> int:
+    """16-byte vectors of a row piece in each lane: a run of columns falls into as few equal pieces as fit."""
+    lane_vectors = ceil_div(ceil_div(2 * problem.cols, config.number("signal_groups")), VECTORS_BYTES)
+    return ceil_div(lane_vectors, ceil_div(lane_vectors, _fitting_vectors(config)))
+
+
+def _pieces_fit(config: Config, problem: Problem, device: DeviceClass) -> str | None:
+    """M3: the row pieces of all warps that multiply overlay the stages and output slots."""
+    warps, pieces = config.number("CONSUMER_WARPS"), config.number("rows_in_flight") + SUM_SLOTS
+    needed = RESERVE_BYTES + warps * pieces * VECTORS_BYTES
+    if needed <= slots_bytes(config):
         return None
-    return f"row slots of {warps} warps need {needed} bytes, and the pipeline they overlay has {given}"
+    return f"row pieces of {warps} warps need {needed} bytes, and the pipeline they overlay has {slots_bytes(config)}"
 
 
 def _clusters(config: Config, problem: Problem, device: DeviceClass) -> str | None:

@@ -1,5 +1,7 @@
 // Stands in for the tile layer and the GEMM template, so that g++ compiles the combine roles: lanes are coroutines that
-// run in a random order, and bulk stores happen as late as they may.
+// run in a random order. The copy engine is as late as it may be: loads land some time before their wait ends and fill
+// their slot with rubbish when they are issued; stores read their slot when a bulk wait of either kind forces them, and
+// write when a full one does. What was written after the last fence of a loading lane does not exist for its loads.
 #pragma once
 
 #include <ucontext.h>
@@ -36,6 +38,12 @@ struct copy {
     char* to;
     const char* from;
     uint32_t bytes;
+    std::vector<char> read = {};  // what a store has taken from its slot, or a load from its source
+};
+// Memory that the copy engine reads while others write it: when each 16 bytes were written last.
+struct watched {
+    const char* start;
+    std::vector<long> written;
 };
 struct warp {
     int index, block, lanes, arrived = 0, generation = 0;
@@ -50,7 +58,22 @@ struct lane {
     bool done = false;
     std::vector<copy> open;
     std::deque<std::vector<copy>> groups;
+    size_t read = 0;            // of `groups`, from the front: their slots may be overwritten
+    long fenced = 0;            // when this lane last ordered what it had seen before its loads
+    bool fenced_words = false;  // since it last counted
+    bool fenced_store = false, fenced_load = false;  // its warp's slots, since the last store and since its last load
 };
+
+inline std::vector<watched> memories;
+inline long clock_now = 1;
+
+inline void wrote(const void* to, size_t bytes) {
+    ++clock_now;
+    const char* const at = static_cast<const char*>(to);
+    for (watched& one : memories)
+        if (at >= one.start && at < one.start + 16 * one.written.size())
+            for (size_t i = (at - one.start) / 16; i <= (at - one.start + bytes - 1) / 16; ++i) one.written[i] = clock_now;
+}
 
 inline std::vector<std::unique_ptr<lane>> all;
 inline lane* now = nullptr;
@@ -92,6 +115,18 @@ inline void entry() {
     for (;;) yield();
 }
 
+// What a lane's load finds at `from`: rubbish in every 16 bytes that were written after its fence.
+inline std::vector<char> seen(const lane& by, const char* from, uint32_t bytes) {
+    std::vector<char> found(from, from + bytes);
+    for (const watched& one : memories)
+        if (from >= one.start && from < one.start + 16 * one.written.size())
+            for (uint32_t i = 0; i < bytes; i += 16)
+                if (one.written[(from + i - one.start) / 16] > by.fenced) std::memset(found.data() + i, 0xdd, 16);
+    return found;
+}
+
+inline void (*land_one)() = nullptr;
+
 // Runs every lane of every warp until all are done.
 inline void run(std::deque<warp>& warps, unsigned seed) {
     chance.seed(seed);
@@ -103,6 +138,7 @@ inline void run(std::deque<warp>& warps, unsigned seed) {
             auto made = std::make_unique<lane>();
             made->of = &w;
             made->number = n;
+            made->fenced = clock_now;
             getcontext(&made->context);
             made->context.uc_stack.ss_sp = made->stack.data();
             made->context.uc_stack.ss_size = made->stack.size();
@@ -111,7 +147,8 @@ inline void run(std::deque<warp>& warps, unsigned seed) {
         }
     }
     for (long step = 0;; ++step) {
-        if (step > 3'000'000) fail("no progress");
+        if (step > 600'000) fail("no progress");
+        if (chance() % 32 == 0) land_one();
         const size_t pick = chance() % warps.size();
         for (size_t i = first[pick]; i < first[pick] + warps[pick].lanes; ++i) {
             lane& one = *all[i];
@@ -147,6 +184,9 @@ inline float __shfl_sync(uint32_t mask, float value, int from) {
     std::memcpy(&value, &bits, 4);
     return value;
 }
+inline uint64_t __shfl_sync(uint32_t, uint64_t value, int from) {
+    return lanes::exchange(static_cast<int64_t>(value), [from](const int64_t* all) { return all[from & 31]; });
+}
 inline int __shfl_sync(uint32_t mask, bool value, int from) { return __shfl_sync(mask, static_cast<int>(value), from); }
 inline uint32_t __ballot_sync(uint32_t, bool vote) {
     return static_cast<uint32_t>(lanes::exchange(vote, [](const int64_t* all) {
@@ -157,7 +197,6 @@ inline uint32_t __ballot_sync(uint32_t, bool vote) {
 }
 inline bool __all_sync(uint32_t mask, bool vote) { return __ballot_sync(mask, vote) == 0xffffffffu; }
 inline void __syncwarp() { lanes::warp_sync(); }
-inline void __threadfence_system() {}
 inline int __ffs(uint32_t mask) { return __builtin_ffs(static_cast<int>(mask)); }
 inline int atomicAdd(int32_t* word, int value) {
     lanes::yield();
@@ -169,6 +208,7 @@ template <typename T>
 T __ldg(const T* at) {
     return *at;
 }
+inline void* __cvta_shared_to_generic(size_t) { return nullptr; }
 inline uint4 __ldcg(const uint4* at) { return *at; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __uint_as_float(uint32_t bits) {
@@ -183,6 +223,9 @@ using std::min;
 constexpr int kWarpThreads = 32;
 inline int lane_id() { return lanes::now->number; }
 inline int warp_id() { return lanes::now->of->index; }
+
+inline uint32_t opaque(uint32_t value) { return value; }
+inline uint32_t shared_address(const void*) { return 0; }
 
 template <typename T>
 constexpr T ceil_div(T a, T b) {
@@ -204,29 +247,108 @@ struct spin_guard {
     int rank;
 };
 enum class wait_role { combine, reduce };
-enum class wait_word { landed, watermark };
+enum class wait_word { stage_full, landed, watermark };
+
+// The same lane of a warp each time, and not the first.
+inline bool elect_lane() { return lanes::now->number == lanes::now->of->index * 7 % 31 + 1; }
+
+// The bits of an mbarrier: a phase completes when all arrivals and all announced bytes are there.
+struct semaphore {
+    int16_t alive, phase;
+    int32_t bytes;
+};
+static_assert(sizeof(semaphore) == 8);
+constexpr int16_t kAlive = 0x5a5a;
+
+struct load {
+    lanes::copy copy;
+    semaphore* sem;
+    const lanes::lane* by;
+};
+inline std::vector<load> loads;
+
+inline void land_one() {
+    if (loads.empty()) return;
+    const size_t pick = lanes::chance() % loads.size();
+    load one = std::move(loads[pick]);
+    loads.erase(loads.begin() + pick);
+    if (one.copy.read.empty()) one.copy.read = lanes::seen(*one.by, one.copy.from, one.copy.bytes);
+    std::memcpy(one.copy.to, one.copy.read.data(), one.copy.bytes);
+    one.sem->bytes -= one.copy.bytes;
+    if (one.sem->bytes == 0) one.sem->phase ^= 1;
+}
+
+inline void init_semaphore(semaphore& sem, int) { sem = {kAlive, 0, 0}; }
+inline void publish_semaphores() {}
+inline void drop_semaphore(semaphore& sem) { sem.alive = 0; }
+inline bool test_wait(const semaphore& sem, uint32_t phase) { return static_cast<uint32_t>(sem.phase) != phase; }
+template <wait_role ROLE, wait_word WORD>
+void wait(const semaphore& sem, uint32_t phase, const spin_guard&) {
+    if (sem.alive != kAlive) lanes::fail("a wait on a semaphore that is not there");
+    while (static_cast<uint32_t>(sem.phase) == phase) {
+        if (lanes::chance() % 64 == 0) land_one();
+        lanes::yield();
+    }
+}
+
+inline void fence_async() {
+    lanes::yield();
+    lanes::now->fenced = lanes::clock_now;
+}
+inline void fence_async_shared() { lanes::now->fenced_store = lanes::now->fenced_load = true; }
 
 namespace tma {
+inline void expect_bytes(semaphore& sem, uint32_t bytes) {
+    if (sem.alive != kAlive || sem.bytes) lanes::fail("a load into a slot that still waits for one");
+    sem.bytes = static_cast<int32_t>(bytes);
+    if (bytes == 0) sem.phase ^= 1;
+}
+inline void load_bytes(void* to, const void* from, uint32_t bytes, semaphore& sem) {
+    if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16 || bytes == 0)
+        lanes::fail("an unaligned bulk load");
+    if (!lanes::now->fenced_load) lanes::fail("a load overwrites what lanes have read without a fence");
+    lanes::now->fenced_load = false;
+    std::memset(to, 0xee, bytes);  // whoever still reads the slot reads this
+    loads.push_back({{static_cast<char*>(to), static_cast<const char*>(from), bytes}, &sem, lanes::now});
+    if (lanes::chance() % 2) loads.back().copy.read = lanes::seen(*lanes::now, loads.back().copy.from, bytes);
+}
 inline void store_bytes(void* to, const void* from, uint32_t bytes) {
     if (reinterpret_cast<uintptr_t>(from) % 16 || reinterpret_cast<uintptr_t>(to) % 16 || bytes % 16)
         lanes::fail("an unaligned bulk store");
+    for (auto& one : lanes::all)
+        if (one->of == lanes::now->of) {
+            if (!one->fenced_store) lanes::fail("a store reads what a lane wrote without a fence");
+            one->fenced_store = false;
+        }
     lanes::now->open.push_back({static_cast<char*>(to), static_cast<const char*>(from), bytes});
 }
 inline void commit() {
     lanes::now->groups.push_back(std::move(lanes::now->open));
     lanes::now->open.clear();
 }
+inline void take_from_slots(size_t pending) {
+    lanes::lane& mine = *lanes::now;
+    for (; mine.read + pending < mine.groups.size(); ++mine.read)
+        for (lanes::copy& one : mine.groups[mine.read]) one.read.assign(one.from, one.from + one.bytes);
+}
+template <int PENDING = 0>
+void store_async_read_wait() {
+    lanes::yield();
+    take_from_slots(PENDING);
+}
 template <int PENDING = 0>
 void store_async_wait() {
     lanes::yield();
-    while (lanes::now->groups.size() > PENDING) {
-        for (const lanes::copy& one : lanes::now->groups.front()) std::memcpy(one.to, one.from, one.bytes);
+    take_from_slots(PENDING);
+    for (; lanes::now->groups.size() > PENDING; --lanes::now->read) {
+        for (const lanes::copy& one : lanes::now->groups.front()) {
+            std::memcpy(one.to, one.read.data(), one.bytes);
+            lanes::wrote(one.to, one.bytes);
+        }
         lanes::now->groups.pop_front();
     }
 }
 }  // namespace tma
-
-inline void fence_async_shared() {}
 
 template <typename T>
 struct gl {
@@ -244,7 +366,7 @@ struct pgl {
 template <typename Config>
 struct geometry : Config {
     static constexpr int kPieceRows = Config::PIECE_ROWS, kThreads = 32 * (Config::CONSUMER_WARPS + 4);
-    static constexpr bool kWgmma = ROWS_OF_A_STEP == 4;
+    static constexpr bool kWgmma = MOST_VECTORS == 8;
 };
 template <typename Config>
 struct task_order {

@@ -52,6 +52,7 @@ inline lane* now = nullptr;
 inline ucontext_t scheduler;
 inline std::mt19937 chance;
 inline place grid;
+inline int slow = -1;  // a rank whose warps take fewer turns than others'
 
 [[noreturn]] inline void fail(const char* what) {
     std::fprintf(stderr, "%s\n", what);
@@ -100,6 +101,7 @@ inline void run() {
     for (size_t w = 0; w < warps.size(); ++w) warps[w] = 32 * w;
     for (long idle = 0; !warps.empty();) {
         const size_t pick = chance() % warps.size();
+        if (all[warps[pick]]->rank == slow && chance() % 8) continue;
         bool moved = false, left = false;
         for (size_t i = warps[pick]; i < warps[pick] + 32; ++i) {
             lane& one = *all[i];
@@ -195,17 +197,24 @@ constexpr int kWarpThreads = 32;
 inline int lane_id() { return threadIdx.x % 32; }
 // All lanes of a warp must ask together, as on a GPU, where the answer is shuffled.
 inline int warp_id() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
-constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+template <typename T>
+constexpr T ceil_div(T a, T b) {
+    return (a + b - 1) / b;
+}
 
 struct spin_guard {
     int32_t rank;
+    int32_t patience;  // times that a wait looks before it goes on as after an abort; 0: as often as it takes
 };
 enum class wait_role { planner };
 enum class wait_word { ids, blocks };
 
 template <wait_role ROLE, wait_word WORD, int PAUSE, typename Ready, typename Seen>
-bool spin_until(const spin_guard&, int, int64_t, Ready ready, Seen) {
-    while (!ready()) lanes::yield();
+bool spin_until(const spin_guard& guard, int, int64_t, Ready ready, Seen) {
+    for (int looks = 1; !ready(); ++looks) {
+        if (looks == guard.patience) return false;
+        lanes::yield();
+    }
     return true;
 }
 inline uint64_t look_at_peers(const uint64_t* word) { return *word; }
