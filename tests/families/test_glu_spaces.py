@@ -86,10 +86,10 @@ def test_a_block_that_a_smaller_output_lets_in_is_feasible_only_when_fused():
 
 def test_a_second_launch_costs_something_everywhere():
     for device in DEVICES:
-        config = BENCH.space(GLU, device).default_config()
+        config = BENCH.space(GLU, device).default
         cost = {f: BENCH.cost_us(config.replace(GLU=f), GLU, device) for f in ("fused", "separate")}
         assert cost["fused"] < cost["separate"] < 1.5 * cost["fused"], (str(device), cost)
-        plain = BENCH.space(PLAIN, device).default_config()
+        plain = BENCH.space(PLAIN, device).default
         assert cost["fused"] == pytest.approx(BENCH.cost_us(plain, PLAIN, device))
 
 

@@ -15,6 +15,7 @@ from tktune.core.problem import Problem
 from tktune.families.base import family
 from tktune.families.formulas import launch_register_cap
 from tktune.families.grouped_gemm import space_cuda, space_mma
+from tktune.search.start import start_configs
 
 
 def space_of(name, device, hidden=256, cols=256, experts=8, top_k=2, pad=64, **more):
@@ -68,7 +69,19 @@ def test_fragments_of_known_warp_tiles():
 @pytest.mark.parametrize("device", ["sm_90a", "sm_120a"])
 def test_the_default_of_a_gpu_is_feasible_as_it_stands(device):
     space = space_of("dispatch_gemm", device, hidden=4096, cols=3072, experts=64, top_k=8, pad=128)
-    assert space.default_config() == space.default
+    assert space.default_config() == (space.recommended or space.default)
+    assert space.is_feasible(space.default)
+
+
+def test_where_the_recommended_config_cannot_run_the_default_does():
+    space = space_of("dispatch_gemm", "sm_90a", hidden=4096, cols=3072, experts=64, top_k=8, pad=128)
+    assert space.recommended is not None and space.recommended["order"] == "beside"
+    by_token = space.restrict({"order": ("token", "slot")})
+    assert by_token.default_config() == space.default
+    finished = space_of(
+        "dispatch_gemm", "sm_90a", hidden=4096, cols=3072, experts=64, top_k=8, pad=128, finish="swiglu"
+    )
+    assert finished.default_config() == finished.recommended != finished.default
 
 
 def test_the_tensor_share_of_known_forms():
@@ -214,3 +227,10 @@ def test_the_kernel_template_accepts_what_the_rules_pass_and_has_its_sizes(devic
     command = ["nvcc", "-std=c++20", f"-arch={device}", "-cubin", "-o", str(tmp_path / "sizes.cubin")]
     done = subprocess.run([*command, "-I", str(csrc_root()), str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_changes_that_do_not_fit_the_recommended_config_begin_from_the_default():
+    space = space_of("dispatch_gemm", "sm_90a", hidden=4096, cols=3072, experts=64, top_k=8, pad=128)
+    by_index, other_stages = start_configs(space, ("ACTIVATIONS=indexed", "OUT_SLOTS=1"))
+    assert by_index == space.default.replace(ACTIVATIONS="indexed")
+    assert space.recommended is not None and other_stages == space.recommended.replace(OUT_SLOTS=1)

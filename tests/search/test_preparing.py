@@ -63,6 +63,14 @@ def test_what_is_made_ready_aside_is_what_is_made_at_its_turn(make):
         assert "places" not in vars(beside)
 
 
+def test_only_beside_ranks_at_work_does_the_time_of_a_look_count(make):
+    with Aside.begun() as aside:
+        for one, choices in ((make(None), {1}), (make(aside), {2, 3})):
+            with one.pace.look():
+                sum(range(10_000))
+            assert one.pace.choices(trial_s=1e-6) in choices
+
+
 def test_one_that_is_forgotten_while_it_is_made_ready_leaves_nothing_behind(make):
     with Aside.begun() as aside:
         beside = make(aside)

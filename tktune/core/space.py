@@ -66,8 +66,9 @@ class Space:
     """Parameters and constraints of one family, bound to a problem and a device.
 
     `canonical` maps configs of one build that behave the same to one of them, so that inert values are never
-    measured twice; `canonical_over` names the build parameters it looks at (None: any). `default` is what a person would run without tuning; it need not be feasible (`default_config`
-    finds the nearest one that is). Constraints over build parameters alone are judged first, once a build.
+    measured twice; `canonical_over` names the build parameters it looks at (None: any). `default_config` is what a person runs without tuning:
+    `recommended`, a config that was measured to be fast on problems of this kind, where it is feasible; else `default`, which
+    need not be either (then the nearest feasible one). Constraints over build parameters alone are judged first, once a build.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Space:
         canonical: Callable[[Config], Config] | None = None,
         pinned: Sequence[str] = (),
         canonical_over: tuple[str, ...] | None = None,
+        recommended: Config | None = None,
     ) -> None:
         self.problem = problem
         self.device = device
@@ -90,6 +92,7 @@ class Space:
         )
         self._first_launch = sum(c.over is not None and build_names.issuperset(c.over) for c in constraints)
         self.default = default
+        self.recommended = recommended
         self.pinned = tuple(pinned)
         self._map_canonical = canonical
         self._canonical_over = canonical_over
@@ -161,6 +164,7 @@ class Space:
             self._map_canonical,
             (*self.pinned, *pins),
             self._canonical_over,
+            self.recommended,
         )
 
     def all_configs(self) -> Iterator[Config]:
@@ -227,11 +231,13 @@ class Space:
         return Counts(self.size, left, len(left_of), tuple(rows)), left_of
 
     def default_config(self) -> Config:
-        """The default, or the feasible config that differs from it in the fewest parameters and steps."""
+        """The recommended config, else the default, else the feasible one that differs from it in the fewest parameters and
+        steps."""
         default = self.canonical(self.default)
-        listed = all(default[p.name] in p.values for p in self.parameters)
-        if listed and self.is_feasible(default):  # a lookup must not pay for the whole enumeration
-            return default
+        first = [] if self.recommended is None else [self.canonical(self.recommended)]
+        for config in (*first, default):  # a lookup must not pay for the whole enumeration
+            if all(config[p.name] in p.values for p in self.parameters) and self.is_feasible(config):
+                return config
         return min(self.feasible.configs, key=lambda config: self.distance(config, default))
 
     def distance(self, one: Config, other: Config) -> tuple[int, int]:

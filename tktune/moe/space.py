@@ -54,8 +54,9 @@ class MoeLayer:
             device,
             [_named(parameter, part) for part in PARTS for parameter in spaces[part].parameters],
             [_of_part(rule, part) for part in PARTS for rule in spaces[part].constraints],
-            joined_config(spaces[DISPATCH].default_config(), spaces[COMBINE].default_config()),
+            joined_config(_plain(spaces[DISPATCH]), _plain(spaces[COMBINE])),
             canonical,
+            recommended=joined_config(spaces[DISPATCH].default_config(), spaces[COMBINE].default_config()),
         )
 
     def roles(self, config: Config, problem: Problem, device: DeviceClass) -> RoleModel:
@@ -123,6 +124,11 @@ def narrowed(space: Space, dispatch: Sequence[Config], combine: Sequence[Config]
         space.canonical,
         limited.pinned,
     )
+
+
+def _plain(space: Space) -> Config:
+    """A kernel's default as it stands, where it is feasible."""
+    return space.default if space.is_feasible(space.default) else space.default_config()
 
 
 def _named(parameter: Parameter, part: str) -> Parameter:

@@ -64,6 +64,9 @@ def _start_config(space: Space, values: Mapping[str, Value]) -> Config:
             allowed = ", ".join(map(str, known[name]))
             raise WordsError(f"--start-from: {name} cannot be {value}.", f"Use: {allowed}.")
     config = space.canonical(space.default_config().replace(**values))
+    plain = space.canonical(space.default.replace(**values))
+    if not space.is_feasible(config) and space.is_feasible(plain):
+        return plain
     broken = space.broken(config)
     if broken:
         constraint, sentence = broken[0]

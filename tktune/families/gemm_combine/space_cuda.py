@@ -26,7 +26,7 @@ from tktune.families.gemm_combine.parameters import (
 from tktune.families.grouped_gemm import space_cuda
 
 SPLITS = (2, 4, 8, 12, 16)
-REDUCERS = {True: (96,), False: (80,)}
+REDUCERS = {True: (128,), False: (80,)}
 WARP_SLOTS = Parameter(
     "rows_in_flight", (4, 8), "launch", "row pieces of a warp on their way; the more there are, the shorter"
 )

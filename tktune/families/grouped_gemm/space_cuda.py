@@ -23,7 +23,7 @@ from tktune.families.formulas import (
     waves,
     within_bytes,
 )
-from tktune.families.grouped_gemm import space_mma
+from tktune.families.grouped_gemm import space_mma, wgmma_time
 from tktune.families.grouped_gemm.space_mma import DEFAULT_MMA_SYNC, MMA_SYNC
 
 MAIN_LOOPS = {"mma_sync": 0, "wgmma": 1, "wgmma_pingpong": 2}
@@ -72,8 +72,8 @@ DEFAULT_WGMMA = Config(
     MMA_DEPTH=1,
     DRAW="stride",
 )
-# Rough rates for ranking only: dense bf16 FLOP/s of one SM by main loop, bytes/s one SM gathers, of the link.
-SM_FLOPS = {"wgmma": 5.6e12, "wgmma_pingpong": 5.7e12, "mma_sync": 5.6e12}
+# Rough rates for ranking only: dense bf16 FLOP/s of one SM with mma.sync, bytes/s one SM gathers, of the link.
+SM_FLOPS = 5.6e12
 SM_GATHERED = 52e9
 LINK_BYTES = {"nvlink": 330e9, "pcie": 45e9}
 
@@ -257,17 +257,19 @@ def build_spec(family: str, build_part: Config, problem: Problem, device: Device
 
 
 def compute_us(config: Config, problem: Problem, device: DeviceClass, blocks: int) -> float:
-    """Estimated microseconds of all tiles on `blocks` SMs of one rank (research/fused_kernels.md §2.2)."""
-    row, col = config.number("ROW_BLOCK"), config.number("COL_BLOCK")
+    """Estimated microseconds of all tiles on `blocks` SMs of one rank: `wgmma_time`, and for mma.sync
+    research/fused_kernels.md §2.2."""
+    row, col, drawn = config.number("ROW_BLOCK"), config.number("COL_BLOCK"), config["DRAW"] == "dispenser"
+    if main_loop(config) != "mma_sync":
+        turns = main_loop(config) == "wgmma_pingpong"
+        return wgmma_time.tiles_us(problem, row, col, piece_rows(config), blocks, drawn=drawn, pingpong=turns)
     tasks = tile_rows(problem, piece_rows(config)) / row * ceil_div(problem.cols, col)
     # A deeper ring and a larger tile hide more; a tile below 128 × 256 reads its operands more often.
     reuse = min(1.0, (row * col / (row + col)) / 85.0)
     depth = 1 - 0.5 ** config.number("STAGES")
-    rate = SM_FLOPS[main_loop(config)] * depth * (0.4 + 0.6 * reuse)
-    if main_loop(config) == "mma_sync":
-        rate *= space_mma.tensor_share(config)
+    rate = SM_FLOPS * depth * (0.4 + 0.6 * reuse) * space_mma.tensor_share(config)
     task_us = 1e6 * 2 * row * col * problem.hidden / rate
-    dealt = waves(tasks, blocks) if config["DRAW"] == "stride" else tasks / max(1, blocks) + 0.5
+    dealt = tasks / max(1, blocks) + 0.5 if drawn else waves(tasks, blocks)
     return dealt * task_us
 
 
