@@ -43,7 +43,7 @@ def space():
 def database(tmp_path_factory, space):
     """A run of PROBLEM whose winner has 24 communicating SMs: three of its line were measured, and four of another build."""
     url = f"sqlite:///{tmp_path_factory.mktemp('bench') / 'b.db'}"
-    default = space.default_config()
+    default = space.default
     winner = default.replace(num_comm_sms=24)
     other = next(c for c in space.feasible if c["DRAW"] == "dispenser")
     others = [c for c in space.feasible if space.build_part(c) == space.build_part(other)][:4]
@@ -288,10 +288,18 @@ def found_by_a_rank(slower=0.0, modes=("graph", "direct")):
 
 
 def test_results_are_joined_and_unfinished_cases_are_left_out(space):
-    config = space.default_config()
-    case = wanted(None, PROBLEM, DEVICE)
+    config = space.default
     assert config.number("num_comm_sms") == 16
-    cases = [case, wanted(None, PROBLEM.replace(routing="zipf:1.2"), DEVICE)]
+    cases = [
+        dataclasses.replace(
+            wanted(None, PROBLEM.replace(routing=routing), DEVICE),
+            winner=config,
+            default=config,
+            sweep=sweep_of(space, config),
+        )
+        for routing in ("uniform", "zipf:1.2")
+    ]
+    case = cases[0]
     ranks = [found_by_a_rank(), found_by_a_rank(2.0, modes=("graph",))]
     shown, found = outcome.results(cases, ranks)
     assert [(number, mode) for number, mode, _ in found] == [(0, "graph")]

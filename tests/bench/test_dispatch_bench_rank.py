@@ -229,7 +229,7 @@ def test_a_case_is_measured_from_its_checks_to_the_table(tmp_path, ranks, monkey
     problem = Problem("dispatch_gemm", 2048, 768, 128, 8, 2048, world=2, weight_layout="enk")
     device = device_class("sm_90a")
     space = family("dispatch_gemm").space(problem, device)
-    winner = space.default_config().replace(num_comm_sms=32)
+    winner = space.default.replace(num_comm_sms=32)
     case = dataclasses.replace(wanted(None, problem, device), winner=winner, sweep=sweep_of(space, winner))
     asked = argparse.Namespace(modes="graph,direct")
     bench = gpu_dispatch_gemm.Bench(device, [case], asked)

@@ -23,7 +23,7 @@ def spec_of(arch: str, problem: Problem, **changes: Any) -> BuildSpec:
     device = device_class(arch)
     bench = family(problem.family)
     space = bench.space(problem, device)
-    config = space.default_config().replace(**changes)
+    config = space.default.replace(**changes)
     assert space.broken(config) == [], space.broken(config)
     return bench.build_spec(space.build_part(config), problem, device)
 

@@ -217,7 +217,7 @@ def test_the_rehearsal_of_sm_120a_compiles_for_sm_90(cache, transport):
     problem = dispatch_problem(2)
     bench = family("dispatch_gemm")
     space = bench.space(problem, rehearsal)
-    config = space.default_config().replace(DRAW="dispenser", TRANSPORT=transport)
+    config = space.default.replace(DRAW="dispenser", TRANSPORT=transport)
     assert space.broken(config) == []
     judged(cache, bench.build_spec(space.build_part(config), problem, rehearsal), 2)
 

@@ -45,7 +45,7 @@ def formed(choice: LayerChoice, form: int) -> LayerChoice:
     parts = {}
     for part, own in choice.parts.items():
         space = family(FAMILIES[part]).space(own.problem, own.device)
-        config = space.canonical(space.default_config().replace(**changes[part]))
+        config = space.canonical(space.default.replace(**changes[part]))
         assert space.is_feasible(config), space.broken(config)
         parts[part] = dataclasses.replace(own, config=config, provenance="default", artifact_digest=None)
     return LayerChoice(parts[DISPATCH], parts[COMBINE])

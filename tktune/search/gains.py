@@ -159,13 +159,15 @@ class GainChooser:
 
     def build(self, count: int, price_s: float) -> list[Config]:
         found: list[Config] = []
-        builds = 0
-        while builds < count:
+        builds: set[int] = set()  # two rows of the model's opening may be of one build
+        while len(builds) < count and len(found) < 2 * count:
             row = self._build_one(price_s)
             if row is None:
                 break
             found.append(row)
-            builds += self._state[self._build[self._row_of[row]]] != _MADE
+            build = int(self._build[self._row_of[row]])
+            if self._state[build] != _MADE:
+                builds.add(build)
         return found
 
     def gain(self, trials: float) -> float | None:
