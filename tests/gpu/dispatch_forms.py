@@ -16,7 +16,7 @@ def forms(space: Space) -> list[Config]:
     is as near to the default as it can be.
     """
     names = [p.name for p in space.parameters if isinstance(p.values[0], str) or p.name == "CLUSTER"]
-    default = space.default
+    default = space.default_config()
     nearest: dict[tuple[int | str, ...], Config] = {}
     for config in space.feasible:
         words = tuple(config[name] for name in names)
@@ -36,7 +36,7 @@ def forms(space: Space) -> list[Config]:
 
 def form_name(space: Space, config: Config) -> str:
     """What a form is called in a test's name: the words that are not the default's."""
-    default = space.default
+    default = space.default_config()
     words = [str(v) for name, v in config.items() if isinstance(v, str) and v != default[name]]
     if config.get("CLUSTER", 1) != 1:
         words.append(f"cluster{config['CLUSTER']}")
