@@ -18,7 +18,9 @@ from tktune.core.config import Config
 from tktune.gang.gang import Outcome
 from tktune.search.events import Note, TrialDone
 from tktune.search.finalists import Finalist, FinalsPlan
+from tktune.search.finals import HEATS
 from tktune.search.heats import WIDTH, entrants, run_heats
+from tktune.store.results import Store
 
 CONFIGS = [Config(N=number) for number in range(40)]
 
@@ -77,8 +79,8 @@ def test_the_fastest_of_many_come_through():
     for seed in range(30):
         truth = {config: 100.0 + number for number, config in enumerate(CONFIGS[:24])}
         gang = NoisyGang(truth, 0.06, seed)
-        fastest, failed = run_heats(gang, runners(list(truth)), 4, PLAN, lambda: False)  # type: ignore[arg-type]
-        assert len(fastest) == 4 and not failed
+        fastest, arms = run_heats(gang, runners(list(truth)), 4, PLAN, lambda: False)  # type: ignore[arg-type]
+        assert len(fastest) == 4 and all(arm.ok for arm in arms)
         lost.append(min(truth[one.config] for one in fastest) - 100)
         single = NoisyGang(truth, 0.06, 1000 + seed)
         lucky.append(min(truth, key=lambda c: single.time(c, "fused", 0, 1).worst_us[0]))
@@ -100,10 +102,10 @@ def test_who_fails_is_out_and_told():
     truth = {config: 100.0 + number for number, config in enumerate(CONFIGS[:8])}
     gang = NoisyGang(truth, 0.0, 0)
     gang.fails = {CONFIGS[0], CONFIGS[2]}
-    fastest, failed = run_heats(gang, runners(CONFIGS[:8]), 2, PLAN, lambda: False)  # type: ignore[arg-type]
+    fastest, arms = run_heats(gang, runners(CONFIGS[:8]), 2, PLAN, lambda: False)  # type: ignore[arg-type]
     assert [one.config for one in fastest] == [CONFIGS[1], CONFIGS[3]]
-    assert {arm.finalist.config for arm in failed} == gang.fails
-    assert all(arm.end == "fault:spin_limit" for arm in failed)
+    assert {arm.finalist.config for arm in arms if not arm.ok} == gang.fails
+    assert all(arm.end in ("ok", "fault:spin_limit") for arm in arms)
     gang.fails = set(truth)
     assert run_heats(gang, runners(CONFIGS[:8]), 2, PLAN, lambda: False)[0] == []  # type: ignore[arg-type]
 
@@ -129,6 +131,9 @@ def test_a_tune_on_a_noisy_machine_ends_near_the_best(tmp_path):
         world = Jumpy(seed=seed)
         result = tune_in(world, f"sqlite:///{tmp_path}/{seed}.db", study(72, seed=seed))
         assert result.winner is not None and told(world)
+        with Store.open(f"sqlite:///{tmp_path}/{seed}.db") as store:
+            (kept,) = store.events(HEATS)
+        assert len(kept.detail["measured"]) > 3 and all(one["samples_us"] for one in kept.detail["measured"])
         ends.append(true_us(result.winner) / true_us(BOTTOM))
     assert fmean(ends) < 1.02 and max(ends) <= 1.1
 

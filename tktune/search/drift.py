@@ -161,8 +161,8 @@ class DriftWatch:
             self.factor = 1.0
         self._tell(
             DRIFT,
-            f"{who} takes {now:.4g} µs now and took {first:.4g} µs at first, {now / first - 1:+.1%} and beyond its "
-            f"noise of {band:.1%}: {after}",
+            f"{who} takes {_microseconds(now)} now and took {_microseconds(first)} at first; it moved by "
+            f"{now / (first * before) - 1:+.1%}, beyond its noise of {band:.1%}: {after}",
             {
                 "config": dict(self._config or {}),
                 "factor": self.factor,
@@ -172,3 +172,7 @@ class DriftWatch:
                 "samples_us": us,
             },
         )
+
+
+def _microseconds(us: float) -> str:
+    return f"{us:.0f} µs" if us >= 1000 else f"{us:.4g} µs"

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _ROUNDS_WHEN_STOPPED = 5
 _TRIES = 3  # how often verification starts over with the next best when all its finalists fail
+HEATS = "heats"  # the kind of the event that keeps what heats measured
 _HEATS_SHARE = 0.3  # of the seconds left when they begin
 _ATTRIBUTION_SHARE = 0.4  # of the seconds left for verification and attribution
 
@@ -182,16 +183,19 @@ class Finals:
         if len(hopefuls) <= places or self._problem_run.stop.requested:
             limit = times[ranked[0]] * found.margin
             return [config for config in ranked[:places] if times[config] <= limit]
-        self._listener.on_event(
-            Note(
-                f"{len(hopefuls)} configs are too close to tell apart by one measurement each on this machine: they run "
-                f"in heats, and the {places} fastest are verified."
-            )
+        sentence = (
+            f"{len(hopefuls)} configs are too close to tell apart by one measurement each on this machine: they run in "
+            f"heats, and the {places} fastest are verified."
         )
+        self._listener.on_event(Note(sentence))
         runners = self._made(dict.fromkeys(hopefuls, "finalist"))
         up = self._time_is_up_after(_HEATS_SHARE)
-        fastest, out = run_heats(self._bench.gang, runners, places, self._plan(), up)
-        failed |= {self._refuted(arm) for arm in out}
+        fastest, arms = run_heats(self._bench.gang, runners, places, self._plan(), up)
+        measured = [{"config": dict(arm.finalist.config), "samples_us": arm.samples} for arm in arms]
+        self._bench.event(
+            HEATS, sentence, {"problem": self._problem_run.problem.digest, "measured": measured}
+        )
+        failed |= {self._refuted(arm) for arm in arms if not arm.ok}
         return [one.config for one in fastest]
 
     def _made(self, roles: Mapping[Config, Role]) -> list[Finalist]:

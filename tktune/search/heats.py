@@ -43,22 +43,19 @@ def run_heats(
     plan: FinalsPlan,
     time_is_up: Callable[[], bool],
 ) -> tuple[list[Finalist], list[Arm]]:
-    """The `places` fastest of the hopefuls, fastest first, and who failed.
+    """The `places` fastest of the hopefuls, fastest first, and the arms of all with what they measured or how they ended.
 
     Each heat is of interleaved rounds, after which the faster half by the medians of all rounds so far goes on. When
     `time_is_up` those that lead then are the fastest. Raises `GangError` when no gang can be had.
     """
-    arms = [Arm(finalist) for finalist in hopefuls]
-    failed: list[Arm] = []
-    number = 0
+    everybody = [Arm(finalist) for finalist in hopefuls]
+    arms, number = everybody, 0
     while len(arms) > places and not time_is_up():
         for _ in range(_ROUNDS):
             one_round(gang, arms, number, plan)
             number += 1
-            failed += [arm for arm in arms if not arm.ok]
             arms = [arm for arm in arms if arm.ok]
             if not arms:
-                return [], failed
-        arms.sort(key=lambda arm: median(arm.median_us))
-        arms = arms[: max(places, (len(arms) + 1) // 2)]
-    return [arm.finalist for arm in arms[:places]], failed
+                return [], everybody
+        arms = sorted(arms, key=lambda arm: median(arm.median_us))[: max(places, (len(arms) + 1) // 2)]
+    return [arm.finalist for arm in arms[:places]], everybody
