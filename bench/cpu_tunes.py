@@ -93,7 +93,10 @@ def main() -> int:
     words = parser.parse_args()
     if min(words.tunes, words.rounds) < 1:
         parser.error("--tunes and --rounds are at least 1")
-    words.out.parent.mkdir(parents=True, exist_ok=True)
+    try:  # before three minutes are spent
+        words.out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out: {words.out} cannot be written: {error.strerror}; name another file")
     study, device = load_study(HERE / "recordings" / "cpu_dispatch.toml"), cpu_device_class()
     tunes = [tuned(study, seed) for seed in range(words.tunes)]
     recorded = read_recording(HERE / "recordings" / "cpu_dispatch.json.xz").optimum.config

@@ -14,6 +14,7 @@ from tktune.core.problem import Problem
 from tktune.families.base import family
 from tktune.families.grouped_gemm.wgmma_time import expert_tiles, tiles_us
 from tktune.search.recording_form import read_recording
+from tktune.search.start import config_words
 
 BENCH = Path(__file__).parents[2] / "bench"
 SWEEPS = json.loads((BENCH / "results" / "gpu_dispatch_gemm_2026-11-30.json").read_text())
@@ -27,11 +28,6 @@ def correlation(ones: list[float], others: list[float]) -> float:
     return float(np.corrcoef(ranks)[0, 1])
 
 
-def config_of(words: str) -> Config:
-    pairs = (word.split("=") for word in words.split())
-    return Config({name: int(value) if value.isdigit() else value for name, value in pairs})
-
-
 def test_there_are_sweeps_of_four_shapes():
     assert len({(case["problem"]["cols"], case["problem"]["tokens"]) for case in CASES}) == 4
 
@@ -41,7 +37,7 @@ def test_a_sweep_by_hand_is_ordered_as_it_was_measured(number):
     """Without a fit of the cost model to such times it is -0.25, -0.04, 0.17 and 0.75."""
     problem, sweep = Problem(**CASES[number]["problem"]), CASES[number]["hand_sweep"]
     us = list(sweep.values())
-    costs = [family("dispatch_gemm").cost_us(config_of(words), problem, DEVICE) for words in sweep]
+    costs = [family("dispatch_gemm").cost_us(Config(config_words(words)), problem, DEVICE) for words in sweep]
     assert correlation(costs, us) > 0.65
     first = sorted(range(len(us)), key=costs.__getitem__)[: len(us) // 4]
     assert min(us[at] for at in first) <= 1.03 * min(us)
